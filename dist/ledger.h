@@ -1,0 +1,46 @@
+// Every collective of a rank, counted: the proof of what was communicated. Always on. Written by Communicator's public
+// methods only. Bytes on the wire are what this rank receives (all_gather, all_reduce's second half) or sends (reduce_scatter).
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dist/pass.h"
+#include "tensor/shape.h"
+
+namespace regather {
+
+enum class Collective { AllGather, ReduceScatter, AllReduce, Barrier };
+std::string_view name_of(Collective collective);  // "all_gather", ...
+
+struct LedgerKey {
+  Collective collective;
+  std::string unit;  // "block" for every block, the name for root units, "scalars" for a step's scalars
+  Pass pass;
+  DType dtype;
+  auto operator<=>(const LedgerKey&) const = default;
+};
+struct LedgerCounts {
+  std::int64_t count = 0, logical_bytes = 0, wire_bytes = 0, copied_bytes = 0;
+  double seconds = 0;  // of this rank's time inside the collective; not part of a comparison
+};
+
+class Ledger {
+ public:
+  using Entries = std::map<LedgerKey, LedgerCounts>;
+  void add(const LedgerKey& key, const LedgerCounts& counts);
+  void add_seconds(const LedgerKey& key, double seconds);
+  const Entries& entries() const { return entries_; }
+  void reset() { entries_.clear(); }
+  std::int64_t wire_bytes() const;
+
+ private:
+  Entries entries_;
+};
+
+// Empty if count, logical and wire bytes agree in every entry; otherwise one line per difference, both sides in each.
+std::vector<std::string> differences(const Ledger::Entries& expected, const Ledger::Entries& measured);
+
+}  // namespace regather

@@ -1,0 +1,71 @@
+// What a step runs on: memory, streams of work, and events between them. Every call names its stream. On a CPU each call is
+// done when it returns, except waiting for an event that something else completes (a collective in flight); on a GPU a
+// stream is a queue. Invariant: host code never assumes that enqueued work is done unless it waited on an event.
+// A meta device counts memory and computes nothing. It does not know operations, shards or communication.
+#pragma once
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "tensor/memory.h"
+
+namespace regather {
+
+struct Trace;
+
+enum class DeviceKind { Cpu, Cuda };
+enum class Stream { Compute, Gather, Reduce, ToHost, ToDevice };
+
+// Something that will have happened. A cheap handle; an empty one has happened already.
+class Event {
+ public:
+  class State {
+   public:
+    virtual ~State() = default;
+    virtual bool done() = 0;  // polls; drives progress where progress needs driving
+    virtual void wait() = 0;  // the host waits; throws what the work threw
+  };
+  Event() = default;
+  explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  bool done() const { return !state_ || state_->done(); }
+  void wait() const {
+    if (state_) state_->wait();
+  }
+  State* state() const { return state_.get(); }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+class Device {
+ public:
+  explicit Device(Allocator::Mode mode = Allocator::Mode::Real, std::int64_t limit = 0) : memory(mode, limit) {}
+  virtual ~Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  virtual DeviceKind kind() const = 0;
+  bool meta() const { return memory.meta(); }
+
+  virtual Event record(Stream stream) = 0;                   // happens when all that was enqueued so far has
+  virtual void wait(Stream stream, const Event& event) = 0;  // what is enqueued later runs after the event
+  virtual void copy(Stream stream, void* to, const void* from, std::int64_t bytes) = 0;  // no-op in a meta run
+  virtual void zero(Stream stream, void* to, std::int64_t bytes) = 0;
+
+  Allocator memory;
+  std::function<void()> between_ops;  // called after each operation, when set: communication makes progress here
+  Trace* trace = nullptr;             // what ran; off when null
+};
+
+class CpuDevice final : public Device {
+ public:
+  using Device::Device;
+  DeviceKind kind() const override { return DeviceKind::Cpu; }
+  Event record(Stream) override { return {}; }
+  void wait(Stream, const Event& event) override { event.wait(); }
+  void copy(Stream, void* to, const void* from, std::int64_t bytes) override;
+  void zero(Stream, void* to, std::int64_t bytes) override;
+};
+
+}  // namespace regather

@@ -1,0 +1,117 @@
+// The rematerialising tape of one block and one micro-batch. It records operations, not results: a SavePlan says which values
+// are kept; every other value lives only as long as the model's own handle, and backward runs its producers again when it
+// needs it. Invariants: parameters are never held (replay and backward receive a ParamView); in one backward an operation is
+// rerun at most once, only if needed, in record order, never recursively; every value is freed at its last use.
+// It does not know shards, gathers, blocks or policies.
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tensor/op.h"
+
+namespace regather {
+
+enum class Placement { Keep, Drop };
+// Lazy: rerun when needed. Ahead: first rerun what needs no parameter, in the shadow of the gather. Eager: rerun everything
+// first, as a second forward would. Lazy is usually, but not always, the lowest peak.
+enum class Order { Lazy, Ahead, Eager };
+struct SavePlan {
+  Placement unmarked = Placement::Keep;
+  std::map<std::string, Placement, std::less<>> marks{};
+  Order order = Order::Lazy;
+  bool verify = false;  // hash every dropped value and compare after a rerun
+};
+inline SavePlan keep_all() { return {}; }
+inline SavePlan drop_all() { return {.unmarked = Placement::Drop}; }
+SavePlan keep_only(const std::vector<std::string>& marks);
+
+enum class ValueState { Dropped, Kept, Materialised };
+enum class Retain { Nothing, Saved };  // what a replay leaves behind for backward
+
+class Tape {
+ public:
+  // name: for messages ("block 7"). plan is copied.
+  Tape(Device& device, std::string name, SavePlan plan, RngKey key = {});
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  // Recording. input(): a block input, kept until drop_inputs(). Returned handles are this tape's values.
+  Tensor input(Tensor x, bool needs_grad);
+  Activations record(std::unique_ptr<const Op> op, Activations in, const ParamView& params, std::vector<int> param_ids);
+  Tensor mark(std::string_view name, Tensor y);  // names a value, so that a plan can place it
+  void outputs(const Activations& y);
+
+  // Dropped inputs have to be bound again before replay() or backward(). replay() gives the block's outputs once more.
+  void drop_inputs();
+  void bind_inputs(const Activations& x);
+  Activations replay(const ParamView& params, Retain retain);
+  // dy[k]: gradient of the k-th output, undefined for none. Returns the inputs' gradients. Once; the tape is spent.
+  Activations backward(const ParamView& params, Activations dy, const Gradients& grads);
+
+  struct ValueReport {
+    std::string name, producer;
+    std::int64_t bytes;
+    bool saved;
+    double flops;
+    ValueState state;
+  };
+  std::vector<ValueReport> report() const;  // what a planner enumerates
+
+ private:
+  struct Value {
+    ValueType type;
+    int producer = -1;  // node; -1: an input or a constant
+    bool needs_grad = false, saved = false, held = false, pinned = false;  // pinned: no plan may drop it
+    Placement placement = Placement::Keep;
+    int uses = 0;  // reads still to come: by backward, by reruns, by the caller of replay
+    unsigned version = 0;
+    std::uint64_t hash = 0;
+    std::string name;
+    Tensor data;
+  };
+  struct Node {
+    std::unique_ptr<const Op> op;
+    std::vector<int> in, out, params;
+    Needs needs;
+    Saved saved;
+    RngKey key;
+    double flops = 0;
+    bool rerun = false, flows = false, queued = false;
+  };
+  enum class Phase { Recording, Replaying, Backward, Spent };
+
+  Value& value(int id) { return values_[static_cast<std::size_t>(id)]; }
+  const Value& value(int id) const { return values_[static_cast<std::size_t>(id)]; }
+  Node& node(int n) { return nodes_[static_cast<std::size_t>(n)]; }
+  Value& own(const Tensor& t, std::string_view where);
+  std::string label(const Value& v) const;
+  std::string label(const Node& n) const;
+  int new_value(const Tensor& t, int producer, bool needs_grad);
+  void hold(Value& v, const Tensor& t);
+  int adopt(Tensor& t, const Op& op);
+  void find_flow(const std::vector<bool>& output_has_gradient);
+  void count_uses(bool for_caller, bool for_backward);
+  void rerun_first(const ParamView& params);
+  const Tensor& materialise(int id, const ParamView& params);
+  void rerun(Node& n, const ParamView& params);
+  void release(int id);
+  void backward_node(Node& n, std::vector<Tensor>& gradient, const ParamView& params, const Gradients& grads);
+  void accumulate(Tensor& sum, Tensor gradient);
+  template <class F>
+  void for_saved(Node& n, F f);
+
+  Device& device_;
+  std::string name_;
+  SavePlan plan_;
+  RngKey key_;
+  std::uint32_t serial_;
+  Phase phase_ = Phase::Recording;
+  std::vector<Value> values_;
+  std::vector<Node> nodes_;
+  std::vector<int> inputs_, outputs_;
+};
+
+}  // namespace regather
