@@ -21,7 +21,10 @@ struct Run {
   Activations apply(std::unique_ptr<const Op> op, Activations in, std::vector<int> param_ids = {});
   Tensor mark(std::string_view name, Tensor y) const { return tape ? tape->mark(name, std::move(y)) : y; }
 };
-// Executes one operation: outputs, workspace and the call; shared by Run and Tape.
+// One operation, as Run and Tape execute it: its outputs (undefined contents), its flops, and the whole of a forward.
+Activations allocate_outputs(const Op& op, Device& device, std::span<const Tensor> in, const ParamView& params,
+                             std::span<const int> param_ids);
+double flops_of(const Op& op, std::span<const Tensor> in, const ParamView& params, std::span<const int> param_ids);
 Activations execute(const Op& op, Device& device, std::span<const Tensor> in, const ParamView& params,
                     std::span<const int> param_ids, const RngKey& key);
 

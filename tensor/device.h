@@ -52,6 +52,7 @@ class Device {
   virtual void wait(Stream stream, const Event& event) = 0;  // what is enqueued later runs after the event
   virtual void copy(Stream stream, void* to, const void* from, std::int64_t bytes) = 0;  // no-op in a meta run
   virtual void zero(Stream stream, void* to, std::int64_t bytes) = 0;
+  virtual void add(Stream stream, float* sum, const float* a, const float* b, std::int64_t n) = 0;  // sum may be a or b
 
   Allocator memory;
   std::function<void()> between_ops;  // called after each operation, when set: communication makes progress here
@@ -66,6 +67,7 @@ class CpuDevice final : public Device {
   void wait(Stream, const Event& event) override { event.wait(); }
   void copy(Stream, void* to, const void* from, std::int64_t bytes) override;
   void zero(Stream, void* to, std::int64_t bytes) override;
+  void add(Stream, float* sum, const float* a, const float* b, std::int64_t n) override;
 };
 
 }  // namespace regather

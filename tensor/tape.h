@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tensor/op.h"
+#include "tensor/trace.h"
 
 namespace regather {
 
@@ -33,8 +34,7 @@ enum class Retain { Nothing, Saved };  // what a replay leaves behind for backwa
 
 class Tape {
  public:
-  // name: for messages ("block 7"). plan is copied.
-  Tape(Device& device, std::string name, SavePlan plan, RngKey key = {});
+  Tape(Device& device, SavePlan plan, RngKey key = {});
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
@@ -92,6 +92,7 @@ class Tape {
   int new_value(const Tensor& t, int producer, bool needs_grad);
   void hold(Value& v, const Tensor& t);
   int adopt(Tensor& t, const Op& op);
+  Activations run_node(Node& n, std::span<const Tensor> in, const ParamView& params, Trace::Kind kind);
   void find_flow(const std::vector<bool>& output_has_gradient);
   void count_uses(bool for_caller, bool for_backward);
   void rerun_first(const ParamView& params);
@@ -104,7 +105,6 @@ class Tape {
   void for_saved(Node& n, F f);
 
   Device& device_;
-  std::string name_;
   SavePlan plan_;
   RngKey key_;
   std::uint32_t serial_;
