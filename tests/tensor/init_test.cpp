@@ -1,0 +1,85 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "tensor/params.h"
+
+namespace regather {
+namespace {
+
+ParamInfo normal_param(const std::string& name, std::int64_t n, float std = 0.5F) {
+  return {.name = name, .shape = {n}, .init = normal(std)};
+}
+
+std::vector<float> whole(const ParamInfo& info, std::uint64_t seed) {
+  std::vector<float> values(static_cast<std::size_t>(info.shape.numel()), NAN);
+  initialize(info, seed, 0, info.shape.numel(), values.data());
+  return values;
+}
+
+TEST(Init, EveryRangeOfAParameterHoldsTheNumbersOfTheWhole) {
+  const ParamInfo info = normal_param("h.0.attn.c_attn.weight", 41);
+  const std::vector<float> all = whole(info, 7);
+  for (std::int64_t first = 0; first <= 41; ++first) {
+    for (std::int64_t n = 0; first + n <= 41; ++n) {
+      std::vector<float> part(static_cast<std::size_t>(n) + 2, -99.0F);
+      initialize(info, 7, first, n, part.data() + 1);
+      EXPECT_EQ(part.front(), -99.0F);
+      EXPECT_EQ(part.back(), -99.0F);
+      for (std::int64_t i = 0; i < n; ++i)
+        ASSERT_EQ(part[static_cast<std::size_t>(i) + 1], all[static_cast<std::size_t>(first + i)])
+            << first << " + " << i;
+    }
+  }
+}
+
+TEST(Init, SeedAndNameDecideTheNumbers) {
+  const std::vector<float> a = whole(normal_param("a", 1000), 1);
+  EXPECT_EQ(a, whole(normal_param("a", 1000), 1));
+  const std::vector<float> other_seed = whole(normal_param("a", 1000), 2),
+                           other_name = whole(normal_param("b", 1000), 1);
+  int same_seed = 0, same_name = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    same_seed += a[i] == other_seed[i];
+    same_name += a[i] == other_name[i];
+  }
+  EXPECT_LT(same_seed, 3);
+  EXPECT_LT(same_name, 3);
+}
+
+TEST(Init, NormalValuesHaveTheMomentsOfANormalDistribution) {
+  const std::int64_t n = 1 << 20;
+  const std::vector<float> x = whole(normal_param("wte.weight", n, 0.5F), 3);
+  double sum = 0, squares = 0, fourth = 0, neighbours = 0;
+  int beyond_two = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double z = static_cast<double>(x[i]) / 0.5;
+    sum += z;
+    squares += z * z;
+    fourth += z * z * z * z;
+    beyond_two += std::abs(z) > 2;
+    if (i > 0) neighbours += z * static_cast<double>(x[i - 1]) / 0.5;
+  }
+  const auto count = static_cast<double>(n);
+  EXPECT_NEAR(sum / count, 0.0, 5e-3);
+  EXPECT_NEAR(squares / count, 1.0, 1e-2);
+  EXPECT_NEAR(fourth / count, 3.0, 5e-2);
+  EXPECT_NEAR(beyond_two / count, 0.0455, 2e-3);
+  EXPECT_NEAR(neighbours / count, 0.0, 5e-3);
+}
+
+TEST(Init, ZerosAndOnes) {
+  EXPECT_EQ(whole({.name = "b", .shape = {3}, .init = zeros()}, 1), (std::vector<float>{0, 0, 0}));
+  EXPECT_EQ(whole({.name = "g", .shape = {3}, .init = ones()}, 1), (std::vector<float>{1, 1, 1}));
+}
+
+TEST(Init, ARangeOutsideTheParameterIsRefused) {
+  float value = 0;
+  EXPECT_THROW(initialize(normal_param("a", 4), 1, 4, 1, &value), LogicError);
+  EXPECT_THROW(initialize(normal_param("a", 4), 1, -1, 1, &value), LogicError);
+}
+
+}  // namespace
+}  // namespace regather
