@@ -25,20 +25,13 @@ std::string human(std::int64_t bytes) {
 
 std::string_view name_of(Tag tag) {
   switch (tag) {
-    case Tag::Parameters:
-      return "parameters";
-    case Tag::Gathered:
-      return "gathered";
-    case Tag::Gradients:
-      return "gradients";
-    case Tag::Optimizer:
-      return "optimizer";
-    case Tag::Activations:
-      return "activations";
-    case Tag::Workspace:
-      return "workspace";
-    case Tag::Host:
-      return "host";
+    case Tag::Parameters: return "parameters";
+    case Tag::Gathered: return "gathered";
+    case Tag::Gradients: return "gradients";
+    case Tag::Optimizer: return "optimizer";
+    case Tag::Activations: return "activations";
+    case Tag::Workspace: return "workspace";
+    case Tag::Host: return "host";
   }
   return "?";
 }
