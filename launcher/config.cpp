@@ -1,0 +1,176 @@
+#include "launcher/config.h"
+
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "launcher/config_check.h"
+#include "launcher/config_value.h"
+
+namespace regather {
+namespace {
+
+// Puts what a tree says into the keys of one Config, remembering where each came from.
+class Assignment {
+ public:
+  Assignment(Keys& keys, ConfigErrors& errors) : keys_(keys), errors_(errors) {}
+
+  void section(const YamlNode& node, const std::string& path) {
+    if (node.kind == YamlNode::Kind::Null) return;  // a section whose keys are all commented out
+    if (node.kind != YamlNode::Kind::Map) {
+      errors_.add(node.place, path.empty() ? "(top)" : path,
+                  "is not a section; allowed: `key: value` lines, indented below it");
+      return;
+    }
+    std::map<std::string, std::string> seen;
+    for (const auto& [name, value] : node.entries) {
+      const std::string key = (path.empty() ? "" : path + ".") + name.text;
+      if (name.kind != YamlNode::Kind::Scalar) {
+        errors_.add(name.place + ": a key has to be a name");
+      } else if (const auto [first, fresh] = seen.emplace(key, name.place); !fresh) {
+        errors_.add(name.place, key, fmt::format("given twice; first at {}", first->second));
+      } else {
+        entry(name, value, key);
+      }
+    }
+  }
+  void entry(const YamlNode& name, const YamlNode& value, const std::string& path) {
+    if (Key* key = keys_.find(path)) {
+      sources_[path] = value.place;
+      if (!read(value, *key, errors_)) failed_.insert(path);
+    } else if (keys_.is_section(path)) {
+      section(value, path);
+    } else {
+      const std::string what =
+          path.find('.') == std::string::npos && value.kind == YamlNode::Kind::Map ? "section" : "key";
+      errors_.add(name.place, path, fmt::format("unknown {}{}", what, suggestion(path, keys_)));
+    }
+  }
+  void missing(std::string_view file) {
+    for (const Key& key : keys_.keys()) {
+      if (!key.required || sources_.contains(key.path)) continue;
+      errors_.add(file, key.path, fmt::format("is missing; it has no default; allowed: {}", allowed(key)));
+      failed_.insert(key.path);
+    }
+  }
+  std::string place(const std::string& path, std::string_view file) const {
+    const auto found = sources_.find(path);
+    return found == sources_.end() ? fmt::format("{}", file) : found->second;
+  }
+  const std::set<std::string>& failed() const { return failed_; }
+  const std::map<std::string, std::string>& sources() const { return sources_; }
+
+ private:
+  Keys& keys_;
+  ConfigErrors& errors_;
+  std::map<std::string, std::string> sources_;  // path -> place of its value
+  std::set<std::string> failed_;
+};
+
+void apply_set(const std::string& set, Assignment& to, ConfigErrors& errors) {
+  const std::string place = "--set " + set;
+  const std::size_t equals = set.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    errors.add(place + ": has no key and value; allowed: --set section.key=value");
+    return;
+  }
+  const std::string path = set.substr(0, equals);
+  try {
+    YamlNode value = parse_yaml_value(std::string_view(set).substr(equals + 1), place);
+    if (value.place.empty()) value.place = place;
+    to.entry({.kind = YamlNode::Kind::Scalar, .place = place, .text = path}, value, path);
+  } catch (const UsageError& e) {
+    errors.add(e.what());
+  }
+}
+
+enum class Files { AsWritten, BesideTheConfig };
+
+Config parse(std::string_view text, std::string_view name, std::span<const std::string> sets, Files files) {
+  const YamlNode root = parse_yaml(text, name);
+  if (root.kind == YamlNode::Kind::Null) throw UsageError(fmt::format("{}: the configuration is empty", name));
+  if (root.kind != YamlNode::Kind::Map) {
+    throw UsageError(fmt::format("{}: is not a configuration; allowed: `section:` and `key: value` lines", root.place));
+  }
+  Config config;
+  Keys keys;
+  config.describe(keys);
+  ConfigErrors errors;
+  Assignment assignment(keys, errors);
+  assignment.section(root, "");
+  for (const std::string& set : sets) apply_set(set, assignment, errors);
+  assignment.missing(name);
+
+  const std::string config_file(name);
+  const CheckContext context{.failed = assignment.failed(), .sources = assignment.sources(), .file = config_file};
+  if (files == Files::BesideTheConfig && !assignment.failed().contains("data.files")) {
+    resolve_files(config, std::filesystem::absolute(config_file).parent_path(), context, errors);
+  }
+  check_contradictions(config, context, errors);
+  errors.throw_if_any();
+  return config;
+}
+
+// "a.b.c" at a time: the headings that differ from the line before, then "c: value".
+class YamlWriter {
+ public:
+  void line(const Key& key) {
+    std::size_t depth = 0, begin = 0;
+    for (std::size_t dot; (dot = key.path.find('.', begin)) != std::string::npos; begin = dot + 1, ++depth) {
+      const std::string part = key.path.substr(begin, dot - begin);
+      if (depth < open_.size() && open_[depth] == part) continue;
+      open_.resize(depth);
+      open_.push_back(part);
+      text_ += fmt::format("{:{}}{}:\n", "", 2 * depth, part);
+    }
+    open_.resize(depth);
+    text_ += fmt::format("{:{}}{}: {}\n", "", 2 * depth, key.path.substr(begin), write(key));
+  }
+  std::string take() { return std::move(text_); }
+
+ private:
+  std::string text_;
+  std::vector<std::string> open_;
+};
+
+}  // namespace
+
+Config load_config(const std::filesystem::path& file, std::span<const std::string> sets) {
+  std::error_code error;
+  if (std::filesystem::is_directory(file, error)) {
+    throw UsageError(fmt::format("{}: is a folder; allowed: a YAML file", file.string()));
+  }
+  std::ifstream stream(file, std::ios::binary);
+  std::ostringstream text;
+  if (!stream || !(text << stream.rdbuf())) {
+    // An empty file inserts nothing, which is a failure of operator<< too.
+    const bool empty = stream && std::filesystem::file_size(file, error) == 0 && !error;
+    if (empty) throw UsageError(fmt::format("{}: the configuration is empty", file.string()));
+    throw UsageError(
+        fmt::format("{}: cannot be read: {}", file.string(),
+                    std::filesystem::exists(file, error) ? "permission denied, or not a file" : "no such file"));
+  }
+  return parse(text.str(), file.string(), sets, Files::BesideTheConfig);
+}
+
+Config parse_config(std::string_view text, std::string_view name, std::span<const std::string> sets) {
+  return parse(text, name, sets, Files::AsWritten);
+}
+
+void validate(Config& config) {
+  ConfigErrors errors;
+  check_contradictions(config, {.failed = {}, .sources = {}, .file = "configuration"}, errors);
+  errors.throw_if_any();
+}
+
+std::string to_yaml(const Config& config) {
+  Config copy = config;
+  Keys keys;
+  copy.describe(keys);
+  YamlWriter writer;
+  for (const Key& key : keys.keys()) writer.line(key);
+  return writer.take();
+}
+
+}  // namespace regather

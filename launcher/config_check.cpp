@@ -1,0 +1,179 @@
+#include "launcher/config_check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+namespace regather {
+namespace {
+
+constexpr std::int64_t kByteValues = 256;
+
+class Rules {
+ public:
+  Rules(const CheckContext& context, ConfigErrors& errors) : context_(context), errors_(errors) {}
+  // The rule's keys; the message is about the first of them that was written.
+  template <class... Args>
+  void refuse_if(bool wrong, std::initializer_list<std::string> paths, fmt::format_string<Args...> text,
+                 Args&&... args) {
+    if (!wrong ||
+        std::any_of(paths.begin(), paths.end(), [&](const auto& path) { return context_.failed.contains(path); }))
+      return;
+    const auto written =
+        std::find_if(paths.begin(), paths.end(), [&](const auto& path) { return context_.sources.contains(path); });
+    const std::string place = written == paths.end() ? context_.file : context_.sources.at(*written);
+    errors_.add(place, *paths.begin(), fmt::format(text, std::forward<Args>(args)...));
+  }
+
+ private:
+  const CheckContext& context_;
+  ConfigErrors& errors_;
+};
+
+void check_model(const ModelSection& m, Rules& rules) {
+  const std::int64_t below = m.hidden / m.heads * m.heads;
+  rules.refuse_if(m.hidden % m.heads != 0, {"model.hidden", "model.heads"},
+                  "value {} is not a multiple of model.heads {}; allowed: {}", m.hidden, m.heads,
+                  below == 0 ? fmt::format("{}", m.heads) : fmt::format("{} or {}", below, below + m.heads));
+  const bool llama = m.type == "llama";
+  rules.refuse_if(!llama && m.kv_heads != 0, {"model.kv_heads", "model.type"},
+                  "value {} needs model.type llama; model.type is {}; allowed: 0", m.kv_heads, m.type);
+  rules.refuse_if(!llama && m.rope_theta != ModelConfig().rope_theta, {"model.rope_theta", "model.type"},
+                  "value {} needs model.type llama; model.type is {}; allowed: no such key", m.rope_theta, m.type);
+  rules.refuse_if(llama && m.kv_heads > 0 && m.heads % m.kv_heads != 0, {"model.kv_heads", "model.heads"},
+                  "value {} does not divide model.heads {}", m.kv_heads, m.heads);
+  rules.refuse_if(llama && m.hidden % m.heads == 0 && m.hidden / m.heads % 2 != 0, {"model.hidden", "model.heads"},
+                  "value {} gives heads of size {}; allowed: an even size, for rotary positions", m.hidden,
+                  m.hidden / m.heads);
+}
+
+void check_data(const Config& c, Rules& rules) {
+  rules.refuse_if(c.data.tokenizer == "bytes" && c.model.vocab < kByteValues, {"model.vocab", "data.tokenizer"},
+                  "value {} is less than the {} tokens of data.tokenizer bytes; allowed: auto, or an integer >= {}",
+                  c.model.vocab, kByteValues, kByteValues);
+  rules.refuse_if(c.data.sequence > c.model.max_sequence, {"data.sequence", "model.max_sequence"},
+                  "value {} exceeds model.max_sequence {}; allowed: an integer from 1 to {}", c.data.sequence,
+                  c.model.max_sequence, c.model.max_sequence);
+  rules.refuse_if(c.data.files.empty(), {"data.files"}, "value [] names no file; allowed: one or more files");
+}
+
+void check_train(const TrainConfig& t, Rules& rules) {
+  const std::int64_t of_rank = t.micro_batch * t.accumulation;
+  rules.refuse_if(
+      t.global_batch % of_rank != 0, {"train.global_batch", "train.micro_batch", "train.accumulation"},
+      "value {} is not a multiple of micro_batch {} x accumulation {} = {}, so no number of ranks fits; allowed: 0 "
+      "(derived), or a multiple of {}",
+      t.global_batch, t.micro_batch, t.accumulation, of_rank, of_rank);
+  const bool cosine = t.schedule.type == ScheduleConfig::Type::Cosine;
+  rules.refuse_if(cosine && t.schedule.min_lr > t.optimizer.lr, {"train.schedule.min_lr", "train.optimizer.lr"},
+                  "value {} exceeds train.optimizer.lr {}; allowed: a number from 0 to {}", t.schedule.min_lr,
+                  t.optimizer.lr, t.optimizer.lr);
+}
+
+void check_sharding(const Config& c, Rules& rules) {
+  const ShardingConfig& s = c.sharding;
+  rules.refuse_if(s.resident_slots > c.model.layers, {"sharding.resident_slots", "model.layers"},
+                  "value {} exceeds model.layers {}; allowed: an integer from 1 to {}", s.resident_slots,
+                  c.model.layers, c.model.layers);
+  rules.refuse_if(
+      s.prefetch_blocks() > s.resident_slots - 1, {"sharding.prefetch", "sharding.resident_slots"},
+      "value {} leaves no slot for the block in use; allowed: auto, or at most sharding.resident_slots - 1 = {}",
+      s.prefetch_blocks(), s.resident_slots - 1);
+}
+
+void check_checkpointing(const Config& c, Rules& rules) {
+  const CheckpointingConfig& a = c.activation_checkpointing;
+  const std::string layers = "activation_checkpointing.layers";
+  rules.refuse_if(a.segments > c.model.layers, {"activation_checkpointing.segments", "model.layers"},
+                  "value {} exceeds model.layers {}; allowed: 0 (round(sqrt(layers))), or an integer from 1 to {}",
+                  a.segments, c.model.layers, c.model.layers);
+  std::set<std::int64_t> seen;
+  for (const std::int64_t layer : a.layers) {
+    rules.refuse_if(layer >= c.model.layers, {layers, "model.layers"},
+                    "value {} is not a layer of model.layers {}; allowed: an integer from 0 to {}", layer,
+                    c.model.layers, c.model.layers - 1);
+    rules.refuse_if(!seen.insert(layer).second, {layers}, "value {} is given twice", layer);
+  }
+  rules.refuse_if(
+      a.policy == CheckpointingConfig::Policy::Layers && a.layers.empty(), {layers, "activation_checkpointing.policy"},
+      "value [] names no layer for policy layers; allowed: indices from 0 to {}, or policy none", c.model.layers - 1);
+}
+
+void check_communication(const CommunicationConfig& c, Rules& rules) {
+  rules.refuse_if(
+      c.sim_ranks != 1 && c.backend != CommunicationConfig::Backend::Sim,
+      {"communication.sim_ranks", "communication.backend"},
+      "value {} needs communication.backend sim; with mpi, mpirun says how many ranks there are; allowed: 1",
+      c.sim_ranks);
+}
+
+}  // namespace
+
+void check_contradictions(Config& config, const CheckContext& context, ConfigErrors& errors) {
+  config.model.vocab = config.model.chosen_vocab.value_or(kByteValues);
+  Rules rules(context, errors);
+  check_model(config.model, rules);
+  check_data(config, rules);
+  check_train(config.train, rules);
+  check_sharding(config, rules);
+  check_checkpointing(config, rules);
+  check_communication(config.communication, rules);
+}
+
+void resolve_files(Config& config, const std::filesystem::path& folder, const CheckContext& context,
+                   ConfigErrors& errors) {
+  const auto written = context.sources.find("data.files");
+  const std::string place = written == context.sources.end() ? context.file : written->second;
+  for (std::string& name : config.data.files) {
+    const std::filesystem::path path = (folder / name).lexically_normal();
+    std::error_code error;
+    if (!std::filesystem::is_regular_file(path, error)) {
+      const bool folder_instead = std::filesystem::is_directory(path, error);
+      errors.add(place, "data.files",
+                 fmt::format("value '{}': {} {}; allowed: files to read as text", name, path.string(),
+                             folder_instead ? "is a folder" : "does not exist"));
+    }
+    name = path.string();
+  }
+}
+
+std::int64_t global_batch(const Config& config, std::int64_t ranks) {
+  return config.train.micro_batch * config.train.accumulation * ranks;
+}
+
+void check_against_world(const Config& config, std::int64_t ranks) {
+  const TrainConfig& t = config.train;
+  const std::int64_t actual = global_batch(config, ranks);
+  if (t.global_batch == 0 || t.global_batch == actual) return;
+  std::vector<std::string> fits = {fmt::format("global_batch {}", actual)};
+  const auto offer = [&](std::string_view name, std::int64_t others) {
+    if (t.global_batch % others == 0) fits.push_back(fmt::format("{} {}", name, t.global_batch / others));
+  };
+  offer("micro_batch", t.accumulation * ranks);
+  offer("accumulation", t.micro_batch * ranks);
+  offer("ranks", t.micro_batch * t.accumulation);
+  throw UsageError(
+      fmt::format("train.global_batch: value {} is not micro_batch {} x accumulation {} x ranks {} = {}; what fits: {}",
+                  t.global_batch, t.micro_batch, t.accumulation, ranks, actual, fmt::join(fits, ", or ")));
+}
+
+std::int64_t num_segments(const Config& config) {
+  const std::int64_t chosen = config.activation_checkpointing.segments;
+  return chosen > 0 ? chosen : std::llround(std::sqrt(static_cast<double>(config.model.layers)));
+}
+
+std::vector<std::int64_t> checkpointed_layers(const Config& config) {
+  using Policy = CheckpointingConfig::Policy;
+  const CheckpointingConfig& a = config.activation_checkpointing;
+  std::vector<std::int64_t> layers;
+  if (a.policy == Policy::Layers) {
+    layers = a.layers;
+    std::sort(layers.begin(), layers.end());
+  } else if (a.policy != Policy::None) {
+    const std::int64_t step = a.policy == Policy::EveryNLayers ? a.every_n_layers : 1;
+    for (std::int64_t layer = 0; layer < config.model.layers; layer += step) layers.push_back(layer);
+  }
+  return layers;
+}
+
+}  // namespace regather
