@@ -380,6 +380,24 @@ TEST(CpuDevice, CopiesAndZeroesAndDoesNothingInAMetaRun) {
   EXPECT_THROW(Buffer(meta.memory, 64, Tag::Workspace), OutOfMemory);
 }
 
+TEST(CpuDevice, AddsAlsoInPlace) {
+  CpuDevice cpu;
+  constexpr std::int64_t kN = 1037;
+  const auto filled = [&](float scale) {
+    Buffer buffer(cpu.memory, kN * 4, Tag::Workspace);
+    for (std::int64_t i = 0; i < kN; ++i) buffer.data<float>()[i] = scale * static_cast<float>(i);
+    return buffer;
+  };
+  for (const int target : {0, 1, 2}) {  // a new buffer, the first addend, the second
+    const Buffer a = filled(2), b = filled(3), c = filled(0);
+    float* const sum = (target == 0 ? c : target == 1 ? a : b).data<float>();
+    cpu.add(Stream::Compute, sum, a.data<float>(), b.data<float>(), kN);
+    for (std::int64_t i = 0; i < kN; ++i) ASSERT_EQ(sum[i], 5.0F * static_cast<float>(i)) << target << " " << i;
+  }
+  CpuDevice meta(Allocator::Mode::Meta);
+  meta.add(Stream::Compute, nullptr, nullptr, nullptr, kN);
+}
+
 #ifndef NDEBUG
 TEST(Allocator, FreshMemoryIsNotANumber) {
   Allocator memory;
