@@ -38,7 +38,7 @@ class Assignment {
   void entry(const YamlNode& name, const YamlNode& value, const std::string& path) {
     if (Key* key = keys_.find(path)) {
       sources_[path] = value.place;
-      if (!read(value, *key, errors_)) failed_.insert(path);
+      if (!read_key(value, *key, errors_)) failed_.insert(path);
     } else if (keys_.is_section(path)) {
       section(value, path);
     } else {
@@ -125,7 +125,7 @@ class YamlWriter {
       text_ += fmt::format("{:{}}{}:\n", "", 2 * depth, part);
     }
     open_.resize(depth);
-    text_ += fmt::format("{:{}}{}: {}\n", "", 2 * depth, key.path.substr(begin), write(key));
+    text_ += fmt::format("{:{}}{}: {}\n", "", 2 * depth, key.path.substr(begin), write_key(key));
   }
   std::string take() { return std::move(text_); }
 

@@ -8,17 +8,18 @@ namespace {
 
 std::string unavailable_options(const Key& key) {
   std::vector<std::string> names;
-  for (const Option& option : key.options) {
+  for (const KeyOption& option : key.options) {
     if (!option.available) names.push_back(option.name);
   }
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-std::string default_of(const Key& key) { return key.required ? "none: it has to be given" : write(key); }
+std::string default_of(const Key& key) { return key.required ? "none: it has to be given" : write_key(key); }
 
 std::string describe_key(const Key& key) {
   std::string text = fmt::format("{}\n  {}\n  default: {}\n", key.path, key.doc, default_of(key));
-  if (!key.available) return text + fmt::format("  allowed: {} (others are not available in this build)\n", write(key));
+  if (!key.available)
+    return text + fmt::format("  allowed: {} (others are not available in this build)\n", write_key(key));
   text += fmt::format("  allowed: {}\n", allowed(key));
   if (const std::string missing = unavailable_options(key); !missing.empty()) {
     text += fmt::format("  not available in this build: {}\n", missing);
@@ -43,10 +44,10 @@ std::string escaped(std::string text) {
 }
 
 std::string allowed_in_docs(const Key& key) {
-  if (!key.available) return fmt::format("only `{}` in this build", write(key));
-  if (!std::holds_alternative<Choice>(key.target)) return escaped(allowed(key));
+  if (!key.available) return fmt::format("only `{}` in this build", write_key(key));
+  if (!std::holds_alternative<ChoiceTarget>(key.target)) return escaped(allowed(key));
   std::vector<std::string> names;
-  for (const Option& option : key.options) {
+  for (const KeyOption& option : key.options) {
     if (option.available) names.push_back(fmt::format("`{}`", option.name));
   }
   const std::string missing = unavailable_options(key);
@@ -98,13 +99,13 @@ std::string configuration_markdown() {
     if (of_key != section) {
       section = of_key;
       text += section.empty() ? "\n## Without a section\n" : fmt::format("\n## {}\n", section);
-      for (const Section& s : keys.sections()) {
+      for (const KeySection& s : keys.sections()) {
         if (s.path == section)
           text += fmt::format("\n{}{}.\n", static_cast<char>(std::toupper(s.doc[0])), s.doc.substr(1));
       }
       text += "\n| key | default | allowed | meaning |\n|---|---|---|---|\n";
     }
-    const std::string value = key.required ? "none: it has to be given" : fmt::format("`{}`", write(key));
+    const std::string value = key.required ? "none: it has to be given" : fmt::format("`{}`", write_key(key));
     text += fmt::format("| `{}` | {} | {} | {} |\n", key.path, value, allowed_in_docs(key), escaped(key.doc));
   }
   return text;

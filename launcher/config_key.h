@@ -16,43 +16,43 @@
 
 namespace regather {
 
-struct Range {
+struct KeyRange {
   std::optional<double> min{}, max{};
   bool min_excluded = false, max_excluded = false;
 };
-inline Range at_least(double min) { return {.min = min}; }
-inline Range above(double min) { return {.min = min, .min_excluded = true}; }
-inline Range between(double min, double max) { return {.min = min, .max = max}; }
-inline Range from_below(double min, double max) { return {.min = min, .max = max, .max_excluded = true}; }
+inline KeyRange at_least(double min) { return {.min = min}; }
+inline KeyRange above(double min) { return {.min = min, .min_excluded = true}; }
+inline KeyRange between(double min, double max) { return {.min = min, .max = max}; }
+inline KeyRange from_below(double min, double max) { return {.min = min, .max = max, .max_excluded = true}; }
 
-struct Option {
-  Option(const char* option_name) : name(option_name) {}  // implicit: choices are written as {"full", later("x")}
+struct KeyOption {
+  KeyOption(const char* option_name) : name(option_name) {}  // implicit: choices are written as {"full", later("x")}
   std::string name;
   bool available = true;
 };
-inline Option later(const char* name) {
-  Option option(name);
+inline KeyOption later(const char* name) {
+  KeyOption option(name);
   option.available = false;
   return option;
 }
 
 // Where a value goes. Pointers into the Config that is being described.
-struct Bytes {
+struct ByteTarget {
   std::int64_t* value;
 };
-struct Choice {
+struct ChoiceTarget {
   std::function<std::size_t()> get;
   std::function<void(std::size_t)> set;
 };
-using Target = std::variant<bool*, std::int64_t*, double*, float*, std::string*, Bytes, std::chrono::milliseconds*,
-                            Choice, std::optional<std::int64_t>*, std::vector<std::int64_t>*, std::vector<std::string>*,
-                            std::array<double, 2>*>;
+using KeyTarget = std::variant<bool*, std::int64_t*, double*, float*, std::string*, ByteTarget,
+                               std::chrono::milliseconds*, ChoiceTarget, std::optional<std::int64_t>*,
+                               std::vector<std::int64_t>*, std::vector<std::string>*, std::array<double, 2>*>;
 
 struct Key {
   std::string path, doc;
-  Target target;
-  Range range{};
-  std::vector<Option> options{};
+  KeyTarget target;
+  KeyRange range{};
+  std::vector<KeyOption> options{};
   std::vector<std::string> other_names{};  // what other programs call it: for suggestions only
   bool available = true, required = false;
 
@@ -70,36 +70,37 @@ struct Key {
   }
 };
 
-struct Section {
+struct KeySection {
   std::string path, doc;
 };
 
 class Keys {
  public:
   Key& flag(std::string_view name, bool& value, std::string_view doc) { return add(name, &value, doc); }
-  Key& integer(std::string_view name, std::int64_t& value, Range range, std::string_view doc) {
+  Key& integer(std::string_view name, std::int64_t& value, KeyRange range, std::string_view doc) {
     return add(name, &value, doc, range);
   }
-  Key& auto_or_integer(std::string_view name, std::optional<std::int64_t>& value, Range range, std::string_view doc) {
+  Key& auto_or_integer(std::string_view name, std::optional<std::int64_t>& value, KeyRange range,
+                       std::string_view doc) {
     return add(name, &value, doc, range);
   }
-  Key& number(std::string_view name, double& value, Range range, std::string_view doc) {
+  Key& number(std::string_view name, double& value, KeyRange range, std::string_view doc) {
     return add(name, &value, doc, range);
   }
-  Key& number(std::string_view name, float& value, Range range, std::string_view doc) {
+  Key& number(std::string_view name, float& value, KeyRange range, std::string_view doc) {
     return add(name, &value, doc, range);
   }
-  Key& two_numbers(std::string_view name, std::array<double, 2>& value, Range range, std::string_view doc) {
+  Key& two_numbers(std::string_view name, std::array<double, 2>& value, KeyRange range, std::string_view doc) {
     return add(name, &value, doc, range);
   }
   Key& text(std::string_view name, std::string& value, std::string_view doc) { return add(name, &value, doc); }
   Key& bytes(std::string_view name, std::int64_t& value, std::string_view doc) {
-    return add(name, Bytes{&value}, doc, at_least(0));
+    return add(name, ByteTarget{&value}, doc, at_least(0));
   }
-  Key& duration(std::string_view name, std::chrono::milliseconds& value, Range milliseconds, std::string_view doc) {
+  Key& duration(std::string_view name, std::chrono::milliseconds& value, KeyRange milliseconds, std::string_view doc) {
     return add(name, &value, doc, milliseconds);
   }
-  Key& list(std::string_view name, std::vector<std::int64_t>& value, Range range, std::string_view doc) {
+  Key& list(std::string_view name, std::vector<std::int64_t>& value, KeyRange range, std::string_view doc) {
     return add(name, &value, doc, range);
   }
   Key& list(std::string_view name, std::vector<std::string>& value, std::string_view doc) {
@@ -108,13 +109,13 @@ class Keys {
 
   // The options in the order of the enumerators, which count from 0.
   template <class E>
-  Key& choice(std::string_view name, E& value, std::vector<Option> options, std::string_view doc) {
+  Key& choice(std::string_view name, E& value, std::vector<KeyOption> options, std::string_view doc) {
     return add_choice(
         name,
         {[&value] { return static_cast<std::size_t>(value); }, [&value](std::size_t i) { value = static_cast<E>(i); }},
         std::move(options), doc);
   }
-  Key& choice(std::string_view name, std::string& value, std::vector<Option> options, std::string_view doc);
+  Key& choice(std::string_view name, std::string& value, std::vector<KeyOption> options, std::string_view doc);
 
   template <class S>
   void section(std::string_view name, S& fields, std::string_view doc) {
@@ -127,17 +128,17 @@ class Keys {
 
   std::vector<Key>& keys() { return keys_; }
   const std::vector<Key>& keys() const { return keys_; }
-  const std::vector<Section>& sections() const { return sections_; }
+  const std::vector<KeySection>& sections() const { return sections_; }
   Key* find(std::string_view path);
   bool is_section(std::string_view path) const;
 
  private:
-  Key& add(std::string_view name, Target target, std::string_view doc, Range range = {});
-  Key& add_choice(std::string_view name, Choice choice, std::vector<Option> options, std::string_view doc);
+  Key& add(std::string_view name, KeyTarget target, std::string_view doc, KeyRange range = {});
+  Key& add_choice(std::string_view name, ChoiceTarget choice, std::vector<KeyOption> options, std::string_view doc);
 
   std::string prefix_;
   std::vector<Key> keys_;
-  std::vector<Section> sections_;
+  std::vector<KeySection> sections_;
 };
 
 }  // namespace regather

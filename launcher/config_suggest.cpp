@@ -75,7 +75,7 @@ std::string suggestion(std::string_view path, const Keys& keys) {
     consider(key.path, last_part(key.path), false);
     for (const std::string& name : key.other_names) consider(key.path, name, true);
   }
-  for (const Section& s : keys.sections()) consider(s.path, last_part(s.path), false);
+  for (const KeySection& s : keys.sections()) consider(s.path, last_part(s.path), false);
   if (candidates.empty()) return "";
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate& a, const Candidate& b) { return a.rank() < b.rank(); });

@@ -22,6 +22,7 @@ struct Unit {
 constexpr std::array<Unit, 5> kByteUnits = {
     {{"TiB", std::int64_t{1} << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}}};
 constexpr std::array<Unit, 4> kTimeUnits = {{{"h", 3600000}, {"min", 60000}, {"ms", 1}, {"s", 1000}}};
+constexpr std::array<Unit, 2> kWrittenTimeUnits = {{{"s", 1000}, {"ms", 1}}};
 
 template <class T>
 std::optional<T> whole_number(std::string_view text) {
@@ -60,9 +61,17 @@ std::string write_with_unit(std::int64_t value, const std::array<Unit, N>& units
   return fmt::format("{}{}", value / best->factor, best->name);  // the smallest unit divides everything
 }
 
+// As `3.0e-05`: with a point, which other YAML readers need to take it for a number.
+template <class T>
+std::string with_point(T value) {
+  std::string text = fmt::format("{}", value);
+  if (text.find('.') == std::string::npos) text.insert(std::min(text.find('e'), text.size()), ".0");
+  return text;
+}
+
 std::string number_text(double value) { return fmt::format("{}", value); }
 
-std::string range_text(const Range& range, std::string_view unit = "") {
+std::string range_text(const KeyRange& range, std::string_view unit = "") {
   if (range.min && range.max && !range.min_excluded && !range.max_excluded) {
     return fmt::format(" from {}{} to {}{}", number_text(*range.min), unit, number_text(*range.max), unit);
   }
@@ -74,7 +83,7 @@ std::string range_text(const Range& range, std::string_view unit = "") {
   return text;
 }
 
-bool inside(double value, const Range& range) {
+bool inside(double value, const KeyRange& range) {
   if (range.min && (range.min_excluded ? !(value > *range.min) : !(value >= *range.min))) return false;
   if (range.max && (range.max_excluded ? !(value < *range.max) : !(value <= *range.max))) return false;
   return true;
@@ -106,14 +115,10 @@ std::string text_value(const std::string& text) {
 // What a scalar's words are called in a message.
 std::string shown(const YamlNode& node) {
   switch (node.kind) {
-    case YamlNode::Kind::Null:
-      return "null";
-    case YamlNode::Kind::List:
-      return "a list";
-    case YamlNode::Kind::Map:
-      return "a section";
-    case YamlNode::Kind::Scalar:
-      break;
+    case YamlNode::Kind::Null: return "null";
+    case YamlNode::Kind::List: return "a list";
+    case YamlNode::Kind::Map: return "a section";
+    case YamlNode::Kind::Scalar: break;
   }
   return node.quoted ? fmt::format("\"{}\"", node.text) : fmt::format("'{}'", node.text);
 }
@@ -233,13 +238,13 @@ bool read_value(const YamlNode& node, Key& key, ConfigErrors& errors) {
                  [&](double* to) { return store(*to, reader.number(node)); },
                  [&](float* to) { return store(*to, reader.single(node)); },
                  [&](std::string* to) { return store(*to, reader.text(node)); },
-                 [&](const Bytes& to) { return store(*to.value, reader.bytes(node)); },
+                 [&](const ByteTarget& to) { return store(*to.value, reader.bytes(node)); },
                  [&](std::chrono::milliseconds* to) {
                    const auto value = reader.milliseconds(node);
                    if (value) *to = std::chrono::milliseconds(*value);
                    return value.has_value();
                  },
-                 [&](const Choice& to) {
+                 [&](const ChoiceTarget& to) {
                    const auto value = reader.option(node);
                    if (value) to.set(*value);
                    return value.has_value();
@@ -262,34 +267,37 @@ bool read_value(const YamlNode& node, Key& key, ConfigErrors& errors) {
 
 }  // namespace
 
-bool read(const YamlNode& node, Key& key, ConfigErrors& errors) {
-  const std::string before = write(key);
+bool read_key(const YamlNode& node, Key& key, ConfigErrors& errors) {
+  const std::string before = write_key(key);
   if (!read_value(node, key, errors)) return false;
-  if (key.available || write(key) == before) return true;
+  if (key.available || write_key(key) == before) return true;
   // A key that is not served yet takes its default and nothing else. The target is left as read: the caller throws.
-  const std::string given = node.kind == YamlNode::Kind::Scalar ? shown(node) : write(key);
+  const std::string given = node.kind == YamlNode::Kind::Scalar ? shown(node) : write_key(key);
   errors.add(node.place, key.path, fmt::format("value {} is not available in this build; allowed: {}", given, before));
   return false;
 }
 
-std::string write(const Key& key) {
+std::string write_key(const Key& key) {
   return std::visit(
-      Overloaded{
-          [](const bool* v) { return std::string(*v ? "true" : "false"); },
-          [](const std::int64_t* v) { return fmt::format("{}", *v); },
-          [](const double* v) { return fmt::format("{}", *v); }, [](const float* v) { return fmt::format("{}", *v); },
-          [](const std::string* v) { return text_value(*v); },
-          [](const Bytes& v) { return *v.value == 0 ? "0" : write_with_unit(*v.value, kByteUnits); },
-          [](const std::chrono::milliseconds* v) { return write_with_unit(v->count(), kTimeUnits); },
-          [&](const Choice& v) { return v.get() < key.options.size() ? key.options[v.get()].name : std::string("?"); },
-          [](const std::optional<std::int64_t>* v) { return *v ? fmt::format("{}", **v) : std::string("auto"); },
-          [](const std::vector<std::int64_t>* v) { return fmt::format("[{}]", fmt::join(*v, ", ")); },
-          [](const std::vector<std::string>* v) {
-            std::vector<std::string> items;
-            for (const std::string& item : *v) items.push_back(text_value(item));
-            return fmt::format("[{}]", fmt::join(items, ", "));
-          },
-          [](const std::array<double, 2>* v) { return fmt::format("[{}, {}]", (*v)[0], (*v)[1]); }},
+      Overloaded{[](const bool* v) { return std::string(*v ? "true" : "false"); },
+                 [](const std::int64_t* v) { return fmt::format("{}", *v); },
+                 [](const double* v) { return with_point(*v); }, [](const float* v) { return with_point(*v); },
+                 [](const std::string* v) { return text_value(*v); },
+                 [](const ByteTarget& v) { return *v.value == 0 ? "0" : write_with_unit(*v.value, kByteUnits); },
+                 [](const std::chrono::milliseconds* v) { return write_with_unit(v->count(), kWrittenTimeUnits); },
+                 [&](const ChoiceTarget& v) {
+                   return v.get() < key.options.size() ? key.options[v.get()].name : std::string("?");
+                 },
+                 [](const std::optional<std::int64_t>* v) { return *v ? fmt::format("{}", **v) : std::string("auto"); },
+                 [](const std::vector<std::int64_t>* v) { return fmt::format("[{}]", fmt::join(*v, ", ")); },
+                 [](const std::vector<std::string>* v) {
+                   std::vector<std::string> items;
+                   for (const std::string& item : *v) items.push_back(text_value(item));
+                   return fmt::format("[{}]", fmt::join(items, ", "));
+                 },
+                 [](const std::array<double, 2>* v) {
+                   return fmt::format("[{}, {}]", with_point((*v)[0]), with_point((*v)[1]));
+                 }},
       key.target);
 }
 
@@ -297,9 +305,9 @@ std::string type_of(const Key& key) {
   return std::visit(
       Overloaded{[](const bool*) { return "true or false"; }, [](const std::int64_t*) { return "an integer"; },
                  [](const double*) { return "a number"; }, [](const float*) { return "a number"; },
-                 [](const std::string*) { return "text"; }, [](const Bytes&) { return "a size in bytes"; },
+                 [](const std::string*) { return "text"; }, [](const ByteTarget&) { return "a size in bytes"; },
                  [](const std::chrono::milliseconds*) { return "a duration"; },
-                 [](const Choice&) { return "one of the choices"; },
+                 [](const ChoiceTarget&) { return "one of the choices"; },
                  [](const std::optional<std::int64_t>*) { return "auto or an integer"; },
                  [](const std::vector<std::int64_t>*) { return "a list of integers"; },
                  [](const std::vector<std::string>*) { return "a list of texts"; },
@@ -308,14 +316,15 @@ std::string type_of(const Key& key) {
 }
 
 std::string allowed(const Key& key) {
-  if (std::holds_alternative<Choice>(key.target)) {
+  if (std::holds_alternative<ChoiceTarget>(key.target)) {
     std::vector<std::string> names;
-    for (const Option& option : key.options) {
+    for (const KeyOption& option : key.options) {
       if (option.available) names.push_back(option.name);
     }
     return fmt::format("{}", fmt::join(names, ", "));
   }
-  if (std::holds_alternative<Bytes>(key.target)) return "a size such as 4096, 512MiB or 2GiB (B, KiB, MiB, GiB, TiB)";
+  if (std::holds_alternative<ByteTarget>(key.target))
+    return "a size such as 4096, 512MiB or 2GiB (B, KiB, MiB, GiB, TiB)";
   if (std::holds_alternative<std::chrono::milliseconds*>(key.target)) {
     return fmt::format("a duration such as 500ms, 60s or 5min, from {} to {}",
                        write_with_unit(static_cast<std::int64_t>(*key.range.min), kTimeUnits),

@@ -1,6 +1,6 @@
 // How a value of each type is spelled: read from YAML, written back, and what is allowed in words. Reading checks the
-// type, the range and availability, and collects what is wrong instead of throwing. Invariant: what write() gives,
-// read() takes back to the same bits. It does not know which keys exist.
+// type, the range and availability, and collects what is wrong instead of throwing. Invariant: what write_key() gives,
+// read_key() takes back to the same bits. It does not know which keys exist.
 #pragma once
 #include "launcher/config_key.h"
 #include "launcher/config_yaml.h"
@@ -24,10 +24,10 @@ class ConfigErrors {
 };
 
 // False, and one or more errors, if the value was not taken.
-bool read(const YamlNode& node, Key& key, ConfigErrors& errors);
-std::string write(const Key& key);    // "3e-05", "512MiB", "[0, 2]", "\"a b\""
-std::string type_of(const Key& key);  // "an integer"
-std::string allowed(const Key& key);  // "an integer >= 1"; "full, gradients, optimizer, none"
+bool read_key(const YamlNode& node, Key& key, ConfigErrors& errors);
+std::string write_key(const Key& key);  // "3e-05", "512MiB", "[0, 2]", "\"a b\""
+std::string type_of(const Key& key);    // "an integer"
+std::string allowed(const Key& key);    // "an integer >= 1"; "full, gradients, optimizer, none"
 
 // The nearest of the names, or empty if none is near. Hyphens and capitals do not count.
 std::string nearest(std::string_view name, const std::vector<std::string>& names);

@@ -118,6 +118,9 @@ activation_checkpointing: {policy: segments, segments: 2}
   EXPECT_EQ(again.memory.limit, 1000001);
   EXPECT_EQ(again.communication.sim_ranks, 3);
   EXPECT_EQ(to_yaml(parse(kData)), to_yaml(parse(to_yaml(parse(kData)))));
+  // Spelled so that a YAML 1.1 reader takes numbers for numbers.
+  EXPECT_NE(to_yaml(parse(kData)).find("    eps: 1.0e-08\n"), std::string::npos) << to_yaml(parse(kData));
+  EXPECT_NE(effective.find("  timeout: 90s\n"), std::string::npos);
 }
 
 TEST(Config, AKeyThatDoesNotExistIsRefusedWithTheNearestOne) {

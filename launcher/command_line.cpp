@@ -1,0 +1,225 @@
+#include "launcher/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <optional>
+
+#include "dist/communicator.h"
+#include "launcher/config.h"
+#include "launcher/config_value.h"
+#include "launcher/progress.h"
+#include "launcher/summary.h"
+#include "launcher/train.h"
+
+namespace regather {
+namespace {
+
+// Commands that other builds have; refused by name, so that a typo is told apart from what is missing.
+constexpr std::array<std::string_view, 9> kNotInThisBuild = {"compare", "fit",      "plan",   "export", "import",
+                                                             "inspect", "tokenize", "sample", "report"};
+
+constexpr std::string_view kHelp =
+    R"(regather {}: sharded training of transformers, with activation checkpointing in the shard wrapper
+
+  regather train CONFIG [--set a.b=v]... [--overwrite] [--json FILE]
+                          trains; every process of mpirun or srun is a rank
+  regather check CONFIG [--set a.b=v]... [--json FILE]
+                          validates, prints the effective configuration
+  regather help [KEY]     what can be configured, or one key or section
+  regather --version
+
+CONFIG is a YAML file; configs/quickstart.yaml is one to begin with:
+
+  mpirun -np 2 regather train configs/quickstart.yaml
+
+  --set a.b=v     replaces one key of the file, e.g. --set train.steps=10; may be repeated
+  --overwrite     replaces the files of an earlier run in the output folder
+  --json FILE     train: a copy of summary.json; check: the effective configuration
+
+Exit codes: 0 done, 1 failed while running, 2 bad usage or configuration, 3 out of memory, 4 a peer vanished.
+)";
+
+struct Arguments {
+  enum class Command { Help, Version, Train, Check, HelpOnKey, Markdown } command = Command::Help;
+  std::string config, key;
+  std::vector<std::string> sets;
+  TrainOptions train;
+};
+
+std::optional<int> whole(const char* text) {
+  if (text == nullptr) return std::nullopt;
+  char* end = nullptr;
+  const long value = std::strtol(text, &end, 10);
+  if (end == text || *end != '\0' || value < 0 || value > 1 << 24) return std::nullopt;
+  return static_cast<int>(value);
+}
+
+void refuse_unknown_command(int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  const std::string_view command = argv[1];
+  for (const std::string_view missing : kNotInThisBuild) {
+    if (command == missing)
+      throw UsageError(fmt::format("{}: not available in this build; see regather --help", command));
+  }
+  const std::vector<std::string> known = {"train", "check", "help"};
+  if (std::find(known.begin(), known.end(), command) != known.end()) return;
+  const std::string near = nearest(command, known);
+  throw UsageError(fmt::format("{}: unknown command; allowed: train, check, help{}", command,
+                               near.empty() ? "" : fmt::format("; did you mean {}?", near)));
+}
+
+Arguments parse_arguments(int argc, char** argv) {
+  refuse_unknown_command(argc, argv);
+  Arguments arguments;
+  CLI::App app("regather");
+  app.set_help_flag();
+  bool help = false, version = false, markdown = false;
+  app.add_flag("-h,--help", help);
+  app.add_flag("--version", version);
+  CLI::App* train = app.add_subcommand("train");
+  CLI::App* check = app.add_subcommand("check");
+  CLI::App* on_key = app.add_subcommand("help");
+  for (CLI::App* command : {train, check}) {
+    command->set_help_flag();
+    command->add_flag("-h,--help", help);
+    command->add_option("CONFIG", arguments.config);
+    command->add_option("--set", arguments.sets)->allow_extra_args(false);
+    command->add_option("--json", arguments.train.json_file);
+  }
+  train->add_flag("--overwrite", arguments.train.overwrite);
+  on_key->set_help_flag();
+  on_key->add_flag("-h,--help", help);
+  on_key->add_option("KEY", arguments.key);
+  on_key->add_flag("--markdown", markdown);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    throw UsageError(fmt::format("{}; see regather --help", e.what()));
+  }
+  using Command = Arguments::Command;
+  if (help || argc < 2) return arguments;
+  if (version) {
+    arguments.command = Command::Version;
+  } else if (on_key->parsed()) {
+    arguments.command = markdown ? Command::Markdown : Command::HelpOnKey;
+  } else {
+    arguments.command = train->parsed() ? Command::Train : Command::Check;
+    if (arguments.config.empty()) throw UsageError("CONFIG is missing: the YAML file of the run; see regather --help");
+  }
+  return arguments;
+}
+
+void check_place(const Config& config, const LaunchPlace& place) {
+  const bool sim = config.communication.backend == CommunicationConfig::Backend::Sim;
+  if (sim && place.ranks > 1) {
+    throw UsageError(
+        fmt::format("communication.backend: value 'sim' runs its ranks in one process, but {} were started; allowed: "
+                    "mpi, or one process and communication.sim_ranks",
+                    place.ranks));
+  }
+  check_against_world(config, sim ? config.communication.sim_ranks : place.ranks);
+}
+
+void print(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+
+int check_config(const Arguments& arguments, const LaunchPlace& place) {
+  const Config config = load_config(arguments.config, arguments.sets);
+  // Alone, a configuration for several ranks is fine to look at.
+  if (place.ranks > 1) check_place(config, place);
+  if (place.rank != 0) return 0;
+  if (!arguments.train.json_file.empty()) write_file(arguments.train.json_file, to_json(config));
+  print(fmt::format("# {}: valid\n# checkpointing: {}\n", arguments.config, describe_checkpointing(config)));
+  print(to_yaml(config));
+  return 0;
+}
+
+int run_command(int argc, char** argv, const LaunchPlace& place) {
+  const Arguments arguments = parse_arguments(argc, argv);
+  const bool speaks = place.rank == 0;
+  switch (arguments.command) {
+    case Arguments::Command::Help:
+      if (speaks) print(fmt::format(kHelp, REGATHER_VERSION));
+      return 0;
+    case Arguments::Command::Version:
+      if (speaks) print(fmt::format("regather {}\n", REGATHER_VERSION));
+      return 0;
+    case Arguments::Command::HelpOnKey: {
+      const std::string text = help_on(arguments.key);
+      if (speaks) print(text);
+      return 0;
+    }
+    case Arguments::Command::Markdown:
+      if (speaks) print(configuration_markdown());
+      return 0;
+    case Arguments::Command::Check: return check_config(arguments, place);
+    case Arguments::Command::Train: break;
+  }
+  const Config config = load_config(arguments.config, arguments.sets);
+  check_place(config, place);
+  return run_training(config, arguments.train);
+}
+
+int report(const Error& error, ErrorOrigin origin, const LaunchPlace& place) {
+  std::fflush(stdout);
+  const std::string lines = error_lines(error, origin, place);
+  std::fwrite(lines.data(), 1, lines.size(), stderr);  // at once: lines of several ranks do not mix
+  return static_cast<int>(error.code());
+}
+
+}  // namespace
+
+LaunchPlace launch_place(const std::function<const char*(const char*)>& variable) {
+  struct Launcher {
+    const char *rank, *ranks;
+  };
+  // Open MPI, Slurm, MPICH. Slurm's step variables: a batch script has a rank, but is no step.
+  static constexpr std::array<Launcher, 3> kLaunchers = {{{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+                                                          {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"},
+                                                          {"PMI_RANK", "PMI_SIZE"}}};
+  for (const Launcher& launcher : kLaunchers) {
+    const std::optional<int> rank = whole(variable(launcher.rank)), ranks = whole(variable(launcher.ranks));
+    if (rank && ranks && *rank < *ranks) return {*rank, *ranks};
+  }
+  if (const std::optional<int> rank = whole(variable("PMIX_RANK"))) return {*rank, *rank + 1};
+  return {};
+}
+
+std::string error_lines(const Error& error, ErrorOrigin origin, const LaunchPlace& place) {
+  // What every rank finds is said once; what one rank finds, by that rank; that a peer vanished, by all who see it.
+  const bool usage = error.code() == ExitCode::Usage;
+  const bool silent = usage ? place.rank != 0 : origin == ErrorOrigin::Peer && error.code() != ExitCode::PeerVanished;
+  if (silent) return "";
+  const std::string prefix = place.ranks > 1 && !usage ? fmt::format("regather: error: rank {}: ", place.rank)
+                                                       : std::string("regather: error: ");
+  std::string lines;
+  std::string_view rest = error.what();
+  while (true) {
+    const std::size_t end = rest.find('\n');
+    lines += prefix + std::string(rest.substr(0, end)) + "\n";
+    if (end == std::string_view::npos) return lines;
+    rest.remove_prefix(end + 1);
+  }
+}
+
+int regather_main(int argc, char** argv) {
+  const LaunchPlace place = launch_place([](const char* name) { return static_cast<const char*>(std::getenv(name)); });
+  try {
+    const int code = run_command(argc, argv, place);
+    if (std::fflush(stdout) != 0) throw Error("standard output cannot be written");
+    return code;
+  } catch (const PeerFailed& e) {
+    return report(e, ErrorOrigin::Peer, place);
+  } catch (const Error& e) {
+    return report(e, ErrorOrigin::Here, place);
+  } catch (const std::bad_alloc&) {
+    return report(Error("the system has no more memory", ExitCode::OutOfMemory), ErrorOrigin::Here, place);
+  } catch (const std::exception& e) {
+    return report(Error(e.what()), ErrorOrigin::Here, place);
+  }
+}
+
+}  // namespace regather

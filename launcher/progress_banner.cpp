@@ -1,0 +1,110 @@
+#include <sched.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "launcher/config_value.h"
+#include "launcher/progress.h"
+
+namespace regather {
+namespace {
+
+// {0, 1, 2, 5} -> "0-2, 5"; two in a row stay apart.
+std::string ranges(const std::vector<std::int64_t>& numbers) {
+  std::vector<std::string> parts;
+  for (std::size_t i = 0; i < numbers.size();) {
+    std::size_t end = i;
+    while (end + 1 < numbers.size() && numbers[end + 1] == numbers[end] + 1) ++end;
+    if (end < i + 2) end = i;
+    parts.push_back(end > i ? fmt::format("{}-{}", numbers[i], numbers[end]) : fmt::format("{}", numbers[i]));
+    i = end + 1;
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+std::string spelled(const Config& config, std::string_view path) {
+  Config copy = config;
+  Keys keys;
+  copy.describe(keys);
+  const Key* key = keys.find(path);
+  check(key != nullptr, "no key {}", path);
+  return write_key(*key);
+}
+
+constexpr std::int64_t kGradientBytes = 4;  // fp32
+
+}  // namespace
+
+std::string describe_checkpointing(const Config& config) {
+  using Policy = CheckpointingConfig::Policy;
+  const CheckpointingConfig& a = config.activation_checkpointing;
+  const std::string name = spelled(config, "activation_checkpointing.policy");
+  const std::string layers = fmt::format("layers {} of {}", ranges(checkpointed_layers(config)), config.model.layers);
+  switch (a.policy) {
+    case Policy::None: return "none: every activation is kept";
+    case Policy::EveryNLayers: return fmt::format("{} {}: {}", name, a.every_n_layers, layers);
+    case Policy::Segments: return fmt::format("{} {}: {}", name, num_segments(config), layers);
+    default: return fmt::format("{}: {}", name, layers);
+  }
+}
+
+std::string describe_batch(const Config& config, std::int64_t ranks) {
+  const std::int64_t sequences = global_batch(config, ranks);
+  return fmt::format("micro_batch {} x accumulation {} x ranks {} = {} sequences, {} tokens a step",
+                     config.train.micro_batch, config.train.accumulation, ranks, sequences,
+                     sequences * config.data.sequence);
+}
+
+std::string describe_reduce(const Config& config, const ParameterCounts& parameters, std::int64_t ranks) {
+  using Strategy = ShardingConfig::Strategy;
+  const bool sharded = config.sharding.strategy == Strategy::Full || config.sharding.strategy == Strategy::Gradients;
+  const std::int64_t full = parameters.trainable * kGradientBytes;
+  const std::int64_t shard = (parameters.trainable + ranks - 1) / ranks * kGradientBytes;
+  const std::string name = spelled(config, "train.reduce");
+  if (!sharded) return fmt::format("{}: full gradients, {} a rank", name, human_bytes(full));
+  if (config.train.reduce == TrainConfig::Reduce::EachMicroBatch) {
+    return fmt::format("{}: gradient shards, {} a rank (once: {})", name, human_bytes(shard),
+                       human_bytes(full + shard));
+  }
+  return fmt::format("{}: full gradients until the end of the step, and their shards, {} a rank (each_micro_batch: {})",
+                     name, human_bytes(full + shard), human_bytes(shard));
+}
+
+std::string start_banner(const Config& config, const RunBanner& b) {
+  const ParameterCounts& p = b.parameters;
+  std::string text = fmt::format("regather {}\n", b.version);
+  const auto line = [&](std::string_view name, const std::string& value) {
+    text += fmt::format("  {:<14} {}\n", name, value);
+  };
+  line("ranks", fmt::format("{} ({}), {} thread{} each, {} CPU{} allowed{}", b.ranks,
+                            spelled(config, "communication.backend"), b.threads, b.threads == 1 ? "" : "s", b.cpus,
+                            b.cpus == 1 ? "" : "s", b.host.empty() ? "" : " on " + b.host));
+  line("model", fmt::format("{}, {} layers, {} parameters ({} trained)", config.model.type, config.model.layers, p.all,
+                            p.trainable));
+  line("weight decay", fmt::format("{} tensors with ({} elements), {} without ({} elements)", p.decay_tensors, p.decay,
+                                   p.no_decay_tensors, p.no_decay));
+  line("batch", describe_batch(config, b.ranks));
+  line("sharding", fmt::format("{}, {} resident slots, prefetch {}", spelled(config, "sharding.strategy"),
+                               config.sharding.resident_slots, config.sharding.prefetch_blocks()));
+  line("checkpointing", describe_checkpointing(config));
+  line("reduce", describe_reduce(config, p, b.ranks));
+  line("output", config.output);
+  const bool threads_of_process = config.communication.backend == CommunicationConfig::Backend::Sim;
+  const std::int64_t wanted = b.threads * (threads_of_process ? b.ranks : 1);
+  if (wanted > b.cpus) {
+    text += fmt::format(
+        "  warning: {} threads share {} CPU{}: slower, same numbers; with mpirun, --bind-to none lets a rank use "
+        "every CPU\n",
+        wanted, b.cpus, b.cpus == 1 ? "" : "s");
+  }
+  return text;
+}
+
+std::int64_t allowed_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (::sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1U, std::thread::hardware_concurrency());
+}
+
+}  // namespace regather

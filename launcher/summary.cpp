@@ -1,0 +1,214 @@
+#include "launcher/summary.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "launcher/config_value.h"
+
+namespace regather {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json bytes_by_tag(const BytesByTag& bytes) {
+  Json json = Json::object();
+  for (const Tag tag : kAllTags) {
+    if (tag != Tag::Host) json[std::string(name_of(tag))] = bytes[index(tag)];
+  }
+  return json;
+}
+
+Json seconds(const SecondsSummary& s) { return {{"min", s.min}, {"median", s.median}, {"max", s.max}}; }
+
+Json value_of(const Key& key) {
+  return std::visit(
+      [&](const auto& target) -> Json {
+        using T = std::decay_t<decltype(target)>;
+        if constexpr (std::is_same_v<T, ByteTarget>) {
+          return *target.value;
+        } else if constexpr (std::is_same_v<T, ChoiceTarget> || std::is_same_v<T, std::chrono::milliseconds*>) {
+          return write_key(key);
+        } else if constexpr (std::is_same_v<T, std::optional<std::int64_t>*>) {
+          return *target ? Json(**target) : Json("auto");
+        } else if constexpr (std::is_same_v<T, float*>) {
+          return Json::parse(write_key(key));  // the shortest text that is this float, not the float as a double
+        } else {
+          return *target;
+        }
+      },
+      key.target);
+}
+
+Json config_json(const Config& config) {
+  Config copy = config;
+  Keys keys;
+  copy.describe(keys);
+  Json json = Json::object();
+  for (const Key& key : keys.keys()) {
+    Json* place = &json;
+    std::string_view rest = key.path;
+    for (std::size_t dot; (dot = rest.find('.')) != std::string_view::npos; rest.remove_prefix(dot + 1)) {
+      place = &(*place)[std::string(rest.substr(0, dot))];
+    }
+    (*place)[std::string(rest)] = value_of(key);
+  }
+  return json;
+}
+
+Json collectives(const RunSummary& s) {
+  Json per_step = Json::array();
+  for (const auto& [key, counts] : s.collectives_per_step) {
+    per_step.push_back({{"name", name_of(key.collective)},
+                        {"pass", name_of(key.pass)},
+                        {"unit", key.unit},
+                        {"dtype", name_of(key.dtype)},
+                        {"count", counts.count},
+                        {"bytes", counts.wire_bytes}});
+  }
+  return {{"per_step", per_step}, {"expected_matches", s.expected_matches}};
+}
+
+Json checkpointing(const RunSummary& s) {
+  Json plan = Json::array();
+  for (const LayerPlan& layer : s.checkpointing.plan) {
+    plan.push_back({{"layer", layer.layer}, {"checkpointed", layer.checkpointed}});
+  }
+  return {{"policy", s.checkpointing.policy},
+          {"recomputed_flops", s.checkpointing.recomputed_flops},
+          {"forward_flops", s.checkpointing.forward_flops},
+          {"hidden_seconds", s.checkpointing.hidden_seconds},
+          {"plan", plan}};
+}
+
+bool written_by_a_run(const std::string& name) {
+  const bool events = name.starts_with(RunFolder::kEventsPrefix) && name.ends_with(RunFolder::kEventsSuffix);
+  return events || name == RunFolder::kConfig || name == RunFolder::kSummary || name == RunFolder::kMetrics;
+}
+
+[[noreturn]] void fail(const std::filesystem::path& file, std::string_view what) {
+  throw Error(fmt::format("{}: {}: {}", file.string(), what, std::strerror(errno)));
+}
+
+}  // namespace
+
+SecondsSummary summarize_seconds(std::span<const double> seconds_of_steps) {
+  if (seconds_of_steps.empty()) return {};
+  std::vector<double> sorted(seconds_of_steps.begin(), seconds_of_steps.end());
+  std::sort(sorted.begin(), sorted.end());
+  const std::size_t n = sorted.size();
+  return {sorted.front(), (sorted[(n - 1) / 2] + sorted[n / 2]) / 2, sorted.back()};
+}
+
+std::vector<LayerPlan> plan_of_layers(const Config& config) {
+  std::vector<LayerPlan> plan;
+  for (std::int64_t layer = 0; layer < config.model.layers; ++layer) plan.push_back({layer, false});
+  for (const std::int64_t layer : checkpointed_layers(config))
+    plan.at(static_cast<std::size_t>(layer)).checkpointed = true;
+  return plan;
+}
+
+std::string to_json(const RunSummary& s) {
+  const MemorySummary& m = s.memory;
+  const Json json = {{"config", config_json(s.config)},
+                     {"world", s.world},
+                     {"steps", s.steps},
+                     {"tokens_per_second", s.tokens_per_second},
+                     {"step_seconds", seconds(s.step_seconds)},
+                     {"loss", s.loss},
+                     {"grad_norm", s.grad_norm},
+                     {"memory_bytes",
+                      {{"peak", m.peak},
+                       {"at_peak", bytes_by_tag(m.at_peak)},
+                       {"peak_of", bytes_by_tag(m.peak_of)},
+                       {"peak_rss", m.peak_rss},
+                       {"baseline_rss", m.baseline_rss}}},
+                     {"collectives", collectives(s)},
+                     {"checkpointing", checkpointing(s)},
+                     {"predicted",
+                      {{"peak_bytes", s.predicted.peak_bytes},
+                       {"step_seconds", s.predicted.step_seconds},
+                       {"bytes_on_wire", s.predicted.bytes_on_wire}}}};
+  return json.dump(2) + "\n";
+}
+
+std::string to_json(const Config& config) { return config_json(config).dump(2) + "\n"; }
+
+RunFolder::RunFolder(std::filesystem::path folder, Existing existing) : folder_(std::move(folder)) {
+  const auto refuse = [&](std::string_view why) {
+    throw UsageError(fmt::format("output: value '{}' {}", folder_.string(), why));
+  };
+  std::error_code error;
+  if (std::filesystem::exists(folder_, error) && !std::filesystem::is_directory(folder_, error)) {
+    refuse("is not a folder; allowed: a folder that is new or empty");
+  }
+  std::filesystem::create_directories(folder_, error);
+  if (error) refuse(fmt::format("cannot be made: {}", error.message()));
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_, error)) files.push_back(entry.path());
+  if (error) refuse(fmt::format("cannot be read: {}", error.message()));
+  if (::access(folder_.c_str(), W_OK) != 0) refuse(fmt::format("cannot be written to: {}", std::strerror(errno)));
+  if (files.empty()) return;
+  if (existing == Existing::Refuse) {
+    refuse(fmt::format("holds files already ({}, ...); allowed: a folder that is new or empty, or --overwrite",
+                       std::min_element(files.begin(), files.end())->filename().string()));
+  }
+  for (const auto& file : files) {
+    if (written_by_a_run(file.filename().string())) std::filesystem::remove(file, error);
+    if (error) refuse(fmt::format("holds {}, which cannot be removed: {}", file.filename().string(), error.message()));
+  }
+}
+
+void RunFolder::write_config(const Config& config) const { write_file(file(kConfig), to_yaml(config)); }
+void RunFolder::write_summary(const RunSummary& summary) const { write_file(file(kSummary), to_json(summary)); }
+
+void write_file(const std::filesystem::path& file, std::string_view text) {
+  std::error_code error;
+  if (std::filesystem::exists(file, error) && !std::filesystem::is_regular_file(file, error)) {
+    std::ofstream stream(file);  // a pipe or a terminal: nothing to rename
+    if (!(stream << text << std::flush)) fail(file, "cannot be written");
+    return;
+  }
+  std::filesystem::path beside = file;
+  beside += fmt::format(".{}.tmp", ::getpid());
+  const int fd = ::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0) fail(file, "cannot be written");
+  // On disk before it has its name: after a crash the name means the old file or the whole new one.
+  while (!text.empty()) {
+    const ssize_t n = ::write(fd, text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      const int why = errno;
+      ::close(fd);
+      ::unlink(beside.c_str());
+      errno = why;
+      fail(file, "cannot be written");
+    }
+    text.remove_prefix(static_cast<std::size_t>(n));
+  }
+  const bool synced = ::fsync(fd) == 0 || errno == EINVAL;  // EINVAL: not a file that can be synced
+  if (::close(fd) != 0 || !synced || std::rename(beside.c_str(), file.c_str()) != 0) {
+    const int why = errno;
+    ::unlink(beside.c_str());
+    errno = why;
+    fail(file, "cannot be written");
+  }
+}
+
+ResidentMemory resident_memory() {
+  std::ifstream status("/proc/self/status");
+  ResidentMemory memory;
+  for (std::string line; std::getline(status, line);) {
+    const auto kib = [&] { return std::strtoll(line.c_str() + line.find(':') + 1, nullptr, 10); };
+    if (line.starts_with("VmRSS:")) memory.now = kib() * 1024;
+    if (line.starts_with("VmHWM:")) memory.peak = kib() * 1024;
+  }
+  return memory;
+}
+
+}  // namespace regather

@@ -1,0 +1,90 @@
+// What a run leaves behind: the folder, config.yaml (effective), and summary.json, whose field names scripts read.
+// Files that are read as a whole are written beside their place and renamed, so that a reader never sees half of one.
+// One rank writes. It does not measure anything (but for this process's memory) and does not combine ranks.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dist/ledger.h"
+#include "launcher/config.h"
+#include "tensor/memory.h"
+
+namespace regather {
+
+struct SecondsSummary {
+  double min = 0, median = 0, max = 0;
+};
+SecondsSummary summarize_seconds(std::span<const double> seconds);
+
+struct MemorySummary {  // of a rank, the largest over the ranks
+  std::int64_t peak = 0;
+  BytesByTag at_peak{}, peak_of{};
+  std::int64_t peak_rss = 0, baseline_rss = 0;
+};
+
+struct LayerPlan {
+  std::int64_t layer = 0;
+  bool checkpointed = false;
+};
+std::vector<LayerPlan> plan_of_layers(const Config& config);
+
+struct RunSummary {
+  Config config;
+  std::int64_t world = 1, steps = 0;
+  double tokens_per_second = 0;
+  SecondsSummary step_seconds;
+  std::vector<double> loss, grad_norm;
+  MemorySummary memory;
+  Ledger::Entries collectives_per_step;
+  bool expected_matches = true;
+  struct {
+    std::string policy;
+    double recomputed_flops = 0, forward_flops = 0;  // of a step and rank
+    double hidden_seconds = 0;
+    std::vector<LayerPlan> plan;
+  } checkpointing;
+  struct {
+    std::int64_t peak_bytes = 0;
+    double step_seconds = 0;
+    std::int64_t bytes_on_wire = 0;
+  } predicted;
+};
+
+// summary.json's text.
+std::string to_json(const RunSummary& summary);
+// The effective configuration as JSON: sections are objects; sizes and durations are spelled as in YAML.
+std::string to_json(const Config& config);
+
+// The folder of a run.
+class RunFolder {
+ public:
+  // Makes the folder. Refuses (UsageError) one that holds files, unless `overwrite`: then the files of an earlier run
+  // are removed, and nothing else.
+  enum class Existing { Refuse, Overwrite };
+  RunFolder(std::filesystem::path folder, Existing existing);
+  const std::filesystem::path& path() const { return folder_; }
+  std::filesystem::path file(std::string_view name) const { return folder_ / name; }
+  void write_config(const Config& config) const;
+  void write_summary(const RunSummary& summary) const;
+
+  static constexpr std::string_view kConfig = "config.yaml", kSummary = "summary.json", kMetrics = "metrics.jsonl";
+  static constexpr std::string_view kEventsPrefix = "events.out.tfevents.", kEventsSuffix = ".regather";
+
+ private:
+  std::filesystem::path folder_;
+};
+
+// Whole or not at all: a file beside it, then a rename. Throws Error naming the file and the reason.
+void write_file(const std::filesystem::path& file, std::string_view text);
+
+// This process's memory in the system's eyes.
+struct ResidentMemory {
+  std::int64_t now = 0, peak = 0;  // bytes
+};
+ResidentMemory resident_memory();
+
+}  // namespace regather

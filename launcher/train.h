@@ -1,0 +1,19 @@
+// `regather train`: everything between a valid configuration and the exit code of a rank. Under mpirun or srun every
+// rank calls it. It writes the run's folder (summary.h) and reports progress; errors leave it as exceptions, for main
+// to print.
+#pragma once
+#include <string>
+
+#include "launcher/config.h"
+
+namespace regather {
+
+struct TrainOptions {
+  std::string json_file;  // a copy of summary.json goes there; empty: none
+  bool overwrite = false;
+};
+
+// The exit code. Throws Error.
+int run_training(const Config& config, const TrainOptions& options);
+
+}  // namespace regather
