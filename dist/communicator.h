@@ -1,12 +1,15 @@
-// Collectives between the ranks of a run. Public methods validate, count in the ledger, time and add error context, then call
-// a private transport. Contributions are added in rank order 0..W-1 on every host backend, so `sim` and `mpi` give the same
-// bits. Collectives are matched by the order in which each rank calls them; one thread per communicator.
+// Collectives between the ranks of a run. Public methods validate, count in the ledger, time and add error context,
+// then call a private transport. Contributions are added in rank order 0..W-1 on every host backend, so `sim` and `mpi`
+// give the same bits. Collectives are matched by the order in which each rank calls them; one thread per communicator.
 // It does not know parameters, units or steps beyond the label it is given.
 #pragma once
 #include <chrono>
+#include <csignal>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -45,23 +48,33 @@ struct GatherBuffer {
 
 struct CommunicatorOptions {
   std::chrono::milliseconds timeout{60000};  // without any progress of a pending collective
-  bool checked = false;                      // before each collective, compare kind, size, type and label over the ranks
+  bool checked = false;  // before each collective, compare kind, size, type and label over the ranks
   std::int64_t chunk_bytes = std::int64_t{1} << 20;        // of a pairwise exchange
   std::int64_t max_message_bytes = std::int64_t{1} << 30;  // longer messages are split
+  // Set by a signal handler. A collective that does not move after that calls `warn` once with the line that says where
+  // every rank is, and goes on waiting: the others may only be finishing their step.
+  const volatile std::sig_atomic_t* interrupt = nullptr;
+  std::function<void(const std::string&)> warn{};
 };
+
+class Transport;  // what a backend implements; dist/transport.h
+class Peers;      // what is known of the other ranks; dist/peers.h
 
 class Communicator {
  public:
-  virtual ~Communicator() = default;
+  Communicator(int rank, int size, const CommunicatorOptions& options, std::unique_ptr<Transport> transport);
+  ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // In place, non-blocking; buffers stay untouched until the event. Several buffers are one ledger entry per element type.
+  // In place, non-blocking; buffers stay untouched until the event. Several buffers are one ledger entry per element
+  // type.
   Event all_gather(std::span<const GatherBuffer> buffers, const Label& label);
-  // owned[0 .. shard) += (contribution of rank 0 + ... + rank W-1) [rank * shard ..]. full: [size * shard], kept until the event.
+  // owned[0 .. shard) += (contribution of rank 0 + ... + rank W-1) [rank * shard ..]. full: [size * shard], kept until
+  // the event.
   Event reduce_scatter(const float* full, float* owned, std::int64_t shard, const Label& label);
   // data[0 .. size * shard) = sum over ranks, in rank order, in place; the same bits on all ranks.
   Event all_reduce(float* data, std::int64_t shard, const Label& label);
@@ -71,43 +84,55 @@ class Communicator {
   // Blocking, not counted: start-up comparisons (hashes of configurations). Result in rank order.
   std::vector<std::string> exchange(const std::string& mine);
 
-  // Tells the other ranks that this one leaves, and waits for their acknowledgement (at most 5 s). Never throws.
+  // Tells the other ranks that this one leaves, and waits until they have said so too (at most 5 s), so that no
+  // launcher ends a rank that has not yet said why. Never throws. After it, the communicator can only be destroyed;
+  // memory that collectives were given stays mapped until then.
   void leave(std::string_view reason, ExitCode code) noexcept;
-  // Drives pending collectives; cheap. For Device::between_ops.
-  virtual void progress() = 0;
+  // Drives pending collectives and answers other ranks; cheap. For Device::between_ops.
+  void progress();
 
   const Ledger& ledger() const { return ledger_; }
   void reset_ledger() { ledger_.reset(); }
   // Where this rank is, for messages of failures: "step 120".
   void set_where(std::string where) { where_ = std::move(where); }
   const std::string& where() const { return where_; }
-
- protected:
-  Communicator(int rank, int size, CommunicatorOptions options) : rank_(rank), size_(size), options_(options) {}
-  const CommunicatorOptions& options() const { return options_; }
+  std::int64_t staging_bytes() const;  // memory of the backend, outside the allocator's counts
 
  private:
-  // The transports. Each starts work and returns; the event completes it.
-  virtual Event start_all_gather(std::span<const GatherBuffer> buffers, const std::string& what) = 0;
-  virtual Event start_reduce_scatter(const float* full, float* owned, std::int64_t shard, const std::string& what) = 0;
-  virtual Event start_all_reduce(float* data, std::int64_t shard, const std::string& what) = 0;
-  virtual std::vector<std::string> start_exchange(const std::string& mine, const std::string& what) = 0;
-  virtual void tell_leaving(std::string_view reason, ExitCode code) noexcept = 0;
+  class InFlight;
+  struct Started;
+  using Flight = std::shared_ptr<InFlight>;
+
+  Started describe(Collective collective, const Label& label, DType dtype, std::string_view sizes) const;
+  template <class Begin>
+  Flight start(const Started& started, Begin begin);
+  void finish(InFlight& flight);
+  bool drive(const InFlight* awaited);
+  void compare(std::int64_t sequence, const std::string& text);
+  template <class F>
+  void guarded(const std::string& what, F f);
 
   int rank_, size_;
   CommunicatorOptions options_;
   Ledger ledger_;
   std::string where_;
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Peers> peers_;
+  std::deque<Flight> pending_;  // in the order of their start
+  std::int64_t sequence_ = 0, exchanges_ = 0;
+  std::optional<Error> failure_;  // the first; nothing works after it
+  std::chrono::steady_clock::time_point listened_{};
 };
 
-// sim: ranks are threads of this process. Calls body(communicator) on `ranks` threads and rethrows the originating error.
+// sim: ranks are threads of this process. Calls body(communicator) on `ranks` threads and rethrows the originating
+// error.
 struct SimOptions : CommunicatorOptions {
   std::chrono::microseconds delay{0};  // added to each collective
 };
 void run_ranks(int ranks, const SimOptions& options, const std::function<void(Communicator&)>& body);
 
-// mpi: initialises MPI at first use (thread level FUNNELED, refused if less) and finalises it with the last communicator.
-// Throws UsageError in a build without MPI.
+// mpi: initialises MPI at first use (thread level FUNNELED, refused if less) and finalises it with the last
+// communicator. Throws UsageError in a build without MPI.
 std::unique_ptr<Communicator> make_mpi_communicator(const CommunicatorOptions& options);
 // One rank, no library: collectives are copies.
 std::unique_ptr<Communicator> make_single_communicator(const CommunicatorOptions& options);

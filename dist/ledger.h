@@ -1,5 +1,9 @@
 // Every collective of a rank, counted: the proof of what was communicated. Always on. Written by Communicator's public
-// methods only. Bytes on the wire are what this rank receives (all_gather, all_reduce's second half) or sends (reduce_scatter).
+// methods only. With W ranks and shards of s bytes:
+//   all_gather       logical W s, wire (W-1) s received, for each buffer; buffers of one element type are one entry
+//   reduce_scatter   logical W s, wire (W-1) s sent
+//   all_reduce       logical W s, wire 2 (W-1) s: both of the above. n scalars: logical 8 n, wire 8 n (W-1) received
+//   barrier          no bytes; element type int32
 #pragma once
 #include <cstdint>
 #include <map>

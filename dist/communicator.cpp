@@ -1,0 +1,246 @@
+#include "dist/communicator.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "dist/peers.h"
+#include "dist/transport.h"
+
+namespace regather {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begun) { return std::chrono::duration<double>(Clock::now() - begun).count(); }
+
+constexpr auto kListenInterval = std::chrono::milliseconds(20);
+
+}  // namespace
+
+// What is going to run, in the words of messages. what: "all_gather of block 3 (forward)"; text adds the sizes.
+struct Communicator::Started {
+  LedgerKey key;
+  std::string what, text;
+};
+
+class Communicator::InFlight final : public Event::State {
+ public:
+  InFlight(Communicator& communicator, Started s) : owner(&communicator), started(std::move(s)) {}
+
+  bool done() override {
+    if (!finished && owner && !owner->failure_) owner->guarded(started.what, [&] { owner->drive(this); });
+    return finished;
+  }
+  void wait() override {
+    if (finished) return;
+    check(owner != nullptr, "{}: waited for after the end of its communicator", started.what);
+    owner->finish(*this);
+  }
+
+  Communicator* owner;  // null after the communicator's end
+  Started started;
+  std::unique_ptr<Transfer> transfer;
+  std::vector<double> scratch;  // of scalars: lives as long as the transfer may write to it
+  bool finished = false;
+};
+
+Communicator::Communicator(int rank, int size, const CommunicatorOptions& options, std::unique_ptr<Transport> transport)
+    : rank_(rank), size_(size), options_(options), transport_(std::move(transport)) {
+  check(options_.chunk_bytes > 0 && options_.max_message_bytes > 0,
+        "a chunk has {} bytes, a message at most {}: both must be positive", options_.chunk_bytes,
+        options_.max_message_bytes);
+  peers_ = std::make_unique<Peers>(*transport_, rank_, size_, options_, where_);
+}
+
+Communicator::~Communicator() {
+  for (const Flight& flight : pending_) flight->owner = nullptr;
+}
+
+std::int64_t Communicator::staging_bytes() const { return transport_->staging_bytes(); }
+
+Communicator::Started Communicator::describe(Collective collective, const Label& label, DType dtype,
+                                             std::string_view sizes) const {
+  std::string what = fmt::format("{} of {} ({})", name_of(collective), label.detail.empty() ? label.unit : label.detail,
+                                 name_of(label.pass));
+  std::string text = sizes.empty() ? what : fmt::format("{} [{}]", what, sizes);
+  return {{collective, std::string(label.unit), label.pass, dtype}, std::move(what), std::move(text)};
+}
+
+// Runs communication: an error that leaves it names the collective, and ends the communicator's use.
+template <class F>
+void Communicator::guarded(const std::string& what, F f) {
+  try {
+    peers_->check();
+    if (failure_) throw Error(fmt::format("an earlier collective failed: {}", failure_->what()), failure_->code());
+    f();
+  } catch (Error& e) {
+    e.add_context(what);
+    if (!failure_) failure_ = e;
+    throw;
+  }
+}
+
+// Checked mode: every rank must be about to do the same.
+void Communicator::compare(std::int64_t sequence, const std::string& text) {
+  const std::vector<std::string> texts = peers_->exchange(Peers::Channel::Calls, sequence, text, text);
+  const auto other = std::find_if(texts.begin(), texts.end(), [&](const std::string& t) { return t != texts.front(); });
+  if (other == texts.end()) return;
+  throw Error(fmt::format("the ranks differ in collective {}: rank {} calls {}, rank 0 calls {}", sequence,
+                          other - texts.begin(), *other, texts.front()));
+}
+
+template <class Begin>
+Communicator::Flight Communicator::start(const Started& started, Begin begin) {
+  const auto begun = Clock::now();
+  auto flight = std::make_shared<InFlight>(*this, started);
+  guarded(started.what, [&] {
+    const Call call{sequence_++, started.text};
+    if (options_.checked) compare(call.sequence, started.text);
+    flight->transfer = begin(call, flight->scratch);
+  });
+  flight->finished = !flight->transfer;
+  if (!flight->finished) pending_.push_back(flight);
+  ledger_.add_seconds(started.key, seconds_since(begun));
+  return flight;
+}
+
+// Polls everything in flight, oldest first. True if anything moved.
+bool Communicator::drive(const InFlight* awaited) {
+  bool moved = false, finished = false;
+  for (const Flight& flight : pending_) {
+    Progress progress = Progress::None;
+    try {
+      progress = flight->transfer->poll();
+    } catch (Error& e) {
+      if (flight.get() != awaited) e.add_context(flight->started.what);
+      throw;
+    }
+    moved = moved || progress != Progress::None;
+    if (progress == Progress::Done) flight->finished = finished = true;
+  }
+  if (finished) {
+    std::erase_if(pending_, [](const Flight& flight) {
+      if (flight->finished) flight->transfer.reset();
+      return flight->finished;
+    });
+  }
+  return moved;
+}
+
+void Communicator::finish(InFlight& flight) {
+  const auto begun = Clock::now();
+  guarded(flight.started.what, [&] {
+    peers_->wait(flight.started.text, [&] {
+      const bool moved = drive(&flight);
+      return flight.finished ? Progress::Done : moved ? Progress::Some : Progress::None;
+    });
+  });
+  ledger_.add_seconds(flight.started.key, seconds_since(begun));
+}
+
+void Communicator::progress() {
+  if (failure_) return;
+  if (!pending_.empty()) {
+    try {
+      drive(nullptr);
+    } catch (const Error& e) {
+      failure_ = e;
+      throw;
+    }
+  }
+  // A rank that computes for long still answers where it is, and has heard of a failure when it comes to its next
+  // collective.
+  if (const auto now = Clock::now(); now - listened_ > kListenInterval) {
+    listened_ = now;
+    peers_->listen();
+  }
+}
+
+Event Communicator::all_gather(std::span<const GatherBuffer> buffers, const Label& label) {
+  check(!buffers.empty(), "all_gather of {}: no buffers", label.unit);
+  std::vector<std::string> sizes;
+  for (const GatherBuffer& b : buffers) {
+    check(b.shard >= 0 && (b.full || b.shard == 0), "all_gather of {}: a buffer at {} with a shard of {} elements",
+          label.unit, b.full, b.shard);
+    sizes.push_back(fmt::format("{} x {}", name_of(b.dtype), size_ * b.shard));
+  }
+  Started started =
+      describe(Collective::AllGather, label, buffers.front().dtype, fmt::format("{}", fmt::join(sizes, ", ")));
+  Ledger::Entries entries;
+  for (const GatherBuffer& b : buffers) {
+    LedgerKey key = started.key;
+    key.dtype = b.dtype;
+    const std::int64_t bytes = b.shard * static_cast<std::int64_t>(size_of(b.dtype));
+    LedgerCounts& counts = entries[key];
+    counts.count = 1;
+    counts.logical_bytes += size_ * bytes;
+    counts.wire_bytes += (size_ - 1) * bytes;
+  }
+  for (const auto& [key, counts] : entries) ledger_.add(key, counts);
+  return Event(start(started, [&](const Call& call, auto&) { return transport_->all_gather(buffers, call); }));
+}
+
+Event Communicator::reduce_scatter(const float* full, float* owned, std::int64_t shard, const Label& label) {
+  check(shard >= 0 && ((full && owned) || shard == 0), "reduce_scatter of {}: null buffers with a shard of {} elements",
+        label.unit, shard);
+  const Started started =
+      describe(Collective::ReduceScatter, label, DType::F32, fmt::format("fp32 x {}", size_ * shard));
+  const std::int64_t bytes = shard * static_cast<std::int64_t>(sizeof(float));
+  ledger_.add(started.key, {.count = 1, .logical_bytes = size_ * bytes, .wire_bytes = (size_ - 1) * bytes});
+  return Event(
+      start(started, [&](const Call& call, auto&) { return transport_->reduce_scatter(full, owned, shard, call); }));
+}
+
+Event Communicator::all_reduce(float* data, std::int64_t shard, const Label& label) {
+  check(shard >= 0 && (data || shard == 0), "all_reduce of {}: a null buffer with a shard of {} elements", label.unit,
+        shard);
+  const Started started = describe(Collective::AllReduce, label, DType::F32, fmt::format("fp32 x {}", size_ * shard));
+  const std::int64_t bytes = shard * static_cast<std::int64_t>(sizeof(float));
+  ledger_.add(started.key, {.count = 1, .logical_bytes = size_ * bytes, .wire_bytes = 2 * (size_ - 1) * bytes});
+  return Event(start(started, [&](const Call& call, auto&) { return transport_->all_reduce(data, shard, call); }));
+}
+
+void Communicator::all_reduce(std::span<double> values, const Label& label) {
+  const std::size_t n = values.size();
+  const std::int64_t bytes = static_cast<std::int64_t>(n * sizeof(double));
+  const Started started = describe(Collective::AllReduce, label, DType::F64, fmt::format("fp64 x {}", n));
+  ledger_.add(started.key, {.count = 1, .logical_bytes = bytes, .wire_bytes = (size_ - 1) * bytes});
+  const Flight flight = start(started, [&](const Call& call, std::vector<double>& all) {
+    all.resize(n * static_cast<std::size_t>(size_));
+    std::copy(values.begin(), values.end(), all.begin() + static_cast<std::ptrdiff_t>(n) * rank_);
+    const GatherBuffer buffer{all.data(), static_cast<std::int64_t>(n), DType::F64};
+    return transport_->all_gather({&buffer, 1}, call);
+  });
+  flight->wait();
+  for (std::size_t i = 0; i < n; ++i) {
+    double sum = flight->scratch[i];
+    for (std::size_t r = 1; r < static_cast<std::size_t>(size_); ++r) sum += flight->scratch[r * n + i];
+    values[i] = sum;
+  }
+}
+
+void Communicator::barrier(const Label& label) {
+  const auto begun = Clock::now();
+  const Started started = describe(Collective::Barrier, label, DType::I32, "");
+  ledger_.add(started.key, {.count = 1});
+  guarded(started.what, [&] { compare(sequence_++, started.text); });
+  ledger_.add_seconds(started.key, seconds_since(begun));
+}
+
+std::vector<std::string> Communicator::exchange(const std::string& mine) {
+  const std::string what = "exchange of texts";
+  std::vector<std::string> texts;
+  guarded(what, [&] {
+    if (options_.checked) compare(sequence_++, what);
+    texts = peers_->exchange(Peers::Channel::Texts, exchanges_++, mine, what);
+  });
+  return texts;
+}
+
+void Communicator::leave(std::string_view reason, ExitCode code) noexcept {
+  if (!failure_) failure_.emplace(std::string(reason), code);
+  peers_->leave(reason, code);
+}
+
+}  // namespace regather
