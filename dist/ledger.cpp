@@ -6,14 +6,10 @@ namespace regather {
 
 std::string_view name_of(Collective collective) {
   switch (collective) {
-    case Collective::AllGather:
-      return "all_gather";
-    case Collective::ReduceScatter:
-      return "reduce_scatter";
-    case Collective::AllReduce:
-      return "all_reduce";
-    case Collective::Barrier:
-      return "barrier";
+    case Collective::AllGather: return "all_gather";
+    case Collective::ReduceScatter: return "reduce_scatter";
+    case Collective::AllReduce: return "all_reduce";
+    case Collective::Barrier: return "barrier";
   }
   return "?";
 }

@@ -60,11 +60,8 @@ void Peers::take(int from, const std::string& message) {
       transport_.send(from, pack(static_cast<char>(Kind::Answer), 0, rank_, 0, here()));
       sender.whereabouts = std::move(text);
       break;
-    case static_cast<char>(Kind::Answer):
-      sender.whereabouts = std::move(text);
-      break;
-    default:
-      sender.texts[{header.kind, header.sequence}] = std::move(text);
+    case static_cast<char>(Kind::Answer): sender.whereabouts = std::move(text); break;
+    default: sender.texts[{header.kind, header.sequence}] = std::move(text);
   }
 }
 

@@ -14,7 +14,7 @@ SOURCE_LINES = 450
 
 # What a library's headers are called, and the files that may include them.
 LIBRARIES = [
-    ("MPI", r"mpi(-ext|io)?\.h$", ["dist/mpi_*.cpp", "tests/*_mpi_test.cpp", "tests/dist/mpi_*", "bench/*"]),
+    ("MPI", r"mpi(-ext|io)?\.h$", ["dist/mpi_*", "tests/*_mpi_test.cpp", "tests/dist/*mpi_*", "bench/*"]),
     ("NCCL", r"nccl.*\.h$", ["dist/nccl_*.cpp", "tests/*_nccl_test.cpp"]),
     ("CUDA", r"(cuda|cublas|nvtx|cub/|cooperative_groups|driver_types|device_launch).*", ["tensor/cuda/*", "*.cu", "*.cuh", "dist/nccl_*.cpp"]),
     ("oneDNN", r"(oneapi/dnnl/|dnnl).*", ["tensor/ops/gemm*.cpp", "tensor/ops/*/gemm*.cpp"]),
