@@ -26,7 +26,7 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Uninitialised (all ones, a NaN in every float type, in builds with assertions). Null when the range or the system
+  // Uninitialised (all ones, a NaN in every float type, in debug builds). Null when the range or the system
   // has no more. bytes > 0.
   void* allocate(std::size_t bytes);
   void release(void* data, std::size_t bytes) noexcept;
