@@ -1,0 +1,91 @@
+// x[b,t] = table[token[b,t]] + positions[t];  dtable[v] += sum of dx where the token is v, dpositions[t] += sum over b
+// of dx. Saves the tokens, if the table is trained. The sums run in the order of (b, t), one thread a range of columns:
+// no atomics, and the same bits for any number of threads.
+#include "tensor/ops/embedding.h"
+
+#include <algorithm>
+
+#include "tensor/ops/checks.h"
+#include "tensor/ops/kernels.h"
+#include "tensor/ops/parallel.h"
+
+namespace regather {
+namespace {
+
+constexpr std::int64_t kRowGrain = 64, kColumnGrain = 256;
+
+class Embedding final : public Op {
+ public:
+  explicit Embedding(bool has_positions) : has_positions_(has_positions) {}
+  std::string_view name() const override { return "embedding"; }
+  std::vector<ValueType> outputs(std::span<const ValueType> in, std::span<const Shape> params) const override {
+    check_counts(name(), in, 1, params, has_positions_ ? 2 : 1);
+    check_dtype(name(), "tokens", in[0], DType::I32);
+    const Shape &tokens = in[0].shape, &table = params[0];
+    check(tokens.ndim() == 2, "embedding: tokens must be [B, T], is {}", tokens.to_string());
+    check(table.ndim() == 2, "embedding: table must be [V, C], is {}", table.to_string());
+    if (has_positions_)
+      check(params[1].ndim() == 2 && params[1].dim(0) >= tokens.dim(1) && params[1].dim(1) == table.dim(1),
+            "embedding: positions is {}, tokens is {} with T = {}, table is {} with C = {}", params[1].to_string(),
+            tokens.to_string(), tokens.dim(1), table.to_string(), table.dim(1));
+    return {{{tokens.dim(0), tokens.dim(1), table.dim(1)}}};
+  }
+  Saved saved(const Needs& needs) const override { return {.inputs = needs.params & 1U}; }
+  double flops(std::span<const ValueType> in, std::span<const Shape> params) const override {
+    return has_positions_ ? static_cast<double>(in[0].shape.numel() * params[0].dim(1)) : 0.0;
+  }
+
+  void forward(const Call& call) const override {
+    const Tensor& tokens = call.in[0];
+    const std::int64_t length = tokens.shape().dim(1), cols = call.out[0].shape().cols();
+    const std::int32_t* token = tokens.data<std::int32_t>();
+    check_tokens(token, tokens.shape(), call.param_shape(0).dim(0));
+    const float *table = call.param(0), *positions = has_positions_ ? call.param(1) : nullptr;
+    float* x = call.out[0].fresh();
+    parallel_blocks(tokens.numel(), kRowGrain, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const float* row = table + token[i] * cols;
+        if (positions)
+          kernels().add(x + i * cols, row, positions + i % length * cols, cols);
+        else
+          std::copy_n(row, cols, x + i * cols);
+      }
+    });
+  }
+
+  void backward(const BackwardCall& call) const override {
+    const Tensor& dx = call.dout[0];
+    const std::int64_t batch = dx.shape().dim(0), length = dx.shape().dim(1), cols = dx.shape().cols();
+    const float* g = dx.data();
+    float *dtable = call.dparam(0), *dpositions = has_positions_ ? call.dparam(1) : nullptr;
+    const std::int32_t* token = dtable ? call.in[0].data<std::int32_t>() : nullptr;
+    parallel_blocks(cols, kColumnGrain, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = 0; i < batch * length; ++i) {
+        const float* from = g + i * cols + begin;
+        const auto add_to = [&](float* to) { kernels().add(to, to, from, end - begin); };
+        if (dtable) add_to(dtable + token[i] * cols + begin);
+        if (dpositions) add_to(dpositions + i % length * cols + begin);
+      }
+    });
+  }
+
+ private:
+  static void check_tokens(const std::int32_t* token, const Shape& shape, std::int64_t vocab) {
+    for (std::int64_t i = 0; i < shape.numel(); ++i)
+      if (token[i] < 0 || token[i] >= vocab)
+        throw Error(fmt::format("embedding: token {} at sequence {}, position {} is outside the vocabulary [0, {})",
+                                token[i], i / shape.dim(1), i % shape.dim(1), vocab));
+  }
+
+  bool has_positions_;
+};
+
+}  // namespace
+
+Tensor embedding(Run& run, Tensor tokens, int table, int positions) {
+  std::vector<int> params = {table};
+  if (positions >= 0) params.push_back(positions);
+  return run.apply(std::make_unique<Embedding>(positions >= 0), {std::move(tokens)}, std::move(params))[0];
+}
+
+}  // namespace regather

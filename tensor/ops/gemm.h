@@ -1,0 +1,18 @@
+// Matrix products of dense row-major fp32 matrices: the one place that knows which library computes them. The result
+// depends on the values and sizes alone, not on addresses. Sizes may be zero. Thread-safe; threads: the caller's OpenMP
+// setting.
+#pragma once
+#include <cstdint>
+
+namespace regather {
+
+enum class Into { Write, Add };  // Write: C may be uninitialised
+
+void gemm_nt(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
+             Into into);  // C[m,n] = A[m,k] B[n,k]^T
+void gemm_nn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
+             Into into);  // C[m,n] = A[m,k] B[k,n]
+void gemm_tn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
+             Into into);  // C[m,n] = A[k,m]^T B[k,n]
+
+}  // namespace regather

@@ -1,0 +1,31 @@
+#include "tensor/ops/kernels/table.h"
+
+namespace regather::REGATHER_ISA {
+
+extern const Kernels kTable;
+const Kernels kTable = {
+    .add = add,
+    .gelu = gelu,
+    .gelu_backward = gelu_backward,
+    .swiglu = swiglu,
+    .swiglu_backward = swiglu_backward,
+    .dropout = dropout,
+    .fill_rows = fill_rows,
+    .add_column_sums = add_column_sums,
+    .layer_norm = layer_norm,
+    .rms_norm = rms_norm,
+    .layer_norm_backward = layer_norm_backward,
+    .rms_norm_backward = rms_norm_backward,
+    .rotate_heads = rotate_heads,
+    .attention_scratch = attention_scratch,
+    .attention_forward = attention_forward,
+    .attention_backward = attention_backward,
+    .token_loss = token_loss,
+    .token_loss_gradient = token_loss_gradient,
+    .adamw = adamw,
+    .sgd = sgd,
+    .sum_of_squares = sum_of_squares,
+    .count_nonfinite = count_nonfinite,
+};
+
+}  // namespace regather::REGATHER_ISA

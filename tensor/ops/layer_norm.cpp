@@ -1,0 +1,70 @@
+// y = (x - mean) rstd gain + bias, rstd = 1 / sqrt(variance + eps). With h = (x - mean) rstd and e = dy gain:
+// dx = rstd (e - mean(e) - h mean(e h)), dgain += sum of dy h, dbias += sum of dy.
+// Saves x; mean and rstd are recomputed from it, which costs less than reading them would save.
+#include "tensor/ops/layer_norm.h"
+
+#include "tensor/ops/checks.h"
+#include "tensor/ops/row_chunks.h"
+
+namespace regather {
+namespace {
+
+constexpr float kEps = 1e-5F;
+
+class LayerNorm final : public Op {
+ public:
+  std::string_view name() const override { return "layer_norm"; }
+  std::vector<ValueType> outputs(std::span<const ValueType> in, std::span<const Shape> params) const override {
+    check_counts(name(), in, 1, params, 2);
+    check_fp32(name(), "x", in[0]);
+    check_channels(name(), "gain", params[0], in[0].shape);
+    check_channels(name(), "bias", params[1], in[0].shape);
+    return {in[0]};
+  }
+  Saved saved(const Needs& needs) const override {  // dbias alone needs no x
+    return {.inputs = (needs.inputs & 1U) | (needs.params & 1U)};
+  }
+  std::int64_t workspace(Direction direction, std::span<const ValueType> in, std::span<const Shape>) const override {
+    return direction == Direction::Forward ? 0 : RowChunks(in[0].shape.rows()).bytes(2 * in[0].shape.cols());
+  }
+  double flops(std::span<const ValueType> in, std::span<const Shape>) const override {
+    return 8.0 * static_cast<double>(in[0].shape.numel());
+  }
+
+  void forward(const Call& call) const override {
+    const Tensor& x = call.in[0];
+    const std::int64_t rows = x.shape().rows(), cols = x.shape().cols();
+    const float *gain = call.param(0), *bias = call.param(1), *from = x.data();
+    float* y = call.out[0].fresh();
+    parallel_blocks(rows, RowChunks::kRows, [&](auto begin, auto end) {
+      kernels().layer_norm(y + begin * cols, from + begin * cols, gain, bias, end - begin, cols, kEps);
+    });
+  }
+
+  void backward(const BackwardCall& call) const override {
+    const Tensor& dy = call.dout[0];
+    const std::int64_t cols = dy.shape().cols();
+    float *dx = call.din[0] ? call.din[0].fresh() : nullptr, *dgain = call.dparam(0), *dbias = call.dparam(1);
+    const RowChunks chunks(dy.shape().rows());
+    if (!dx && !dgain) {
+      if (dbias) kernels().add_column_sums(dbias, dy.data(), chunks.rows, cols, cols);
+      return;
+    }
+    const float *x = call.in[0].data(), *gain = call.param(0), *g = dy.data();
+    chunks.add_up(call.workspace, 2 * cols, [&](auto begin, auto end, float* partial) {
+      kernels().layer_norm_backward(dx ? dx + begin * cols : nullptr, dgain ? partial : nullptr,
+                                    dbias ? partial + cols : nullptr, x + begin * cols, gain, g + begin * cols,
+                                    end - begin, cols, kEps);
+    });
+    if (dgain) chunks.add_to(dgain, call.workspace, 0, cols, 2 * cols);
+    if (dbias) chunks.add_to(dbias, call.workspace, cols, cols, 2 * cols);
+  }
+};
+
+}  // namespace
+
+Tensor layer_norm(Run& run, Tensor x, int gain, int bias) {
+  return run.apply(std::make_unique<LayerNorm>(), {std::move(x)}, {gain, bias})[0];
+}
+
+}  // namespace regather

@@ -1,0 +1,72 @@
+// y = x w^T + b;  dx = dy w, dw += dy^T x, db += sum over rows of dy.
+// Saves x, and only if w is trained: dx and db do not need it, so a frozen layer saves nothing.
+#include "tensor/ops/linear.h"
+
+#include "tensor/ops/checks.h"
+#include "tensor/ops/gemm.h"
+#include "tensor/ops/kernels.h"
+#include "tensor/ops/parallel.h"
+
+namespace regather {
+namespace {
+
+constexpr std::int64_t kRowGrain = 64, kColumnGrain = 256;
+
+class Linear final : public Op {
+ public:
+  explicit Linear(bool has_bias) : has_bias_(has_bias) {}
+  std::string_view name() const override { return "linear"; }
+  std::vector<ValueType> outputs(std::span<const ValueType> in, std::span<const Shape> params) const override {
+    check_counts(name(), in, 1, params, has_bias_ ? 2 : 1);
+    check_fp32(name(), "x", in[0]);
+    const Shape &x = in[0].shape, &w = params[0];
+    check(w.ndim() == 2 && w.dim(1) == x.cols(), "linear: weight is {}, x is {} with C = {}", w.to_string(),
+          x.to_string(), x.cols());
+    if (has_bias_)
+      check(params[1] == Shape{w.dim(0)}, "linear: bias is {}, weight is {} with O = {}", params[1].to_string(),
+            w.to_string(), w.dim(0));
+    return {{x.with_last(w.dim(0))}};
+  }
+  Saved saved(const Needs& needs) const override { return {.inputs = needs.params & 1U}; }
+  double flops(std::span<const ValueType> in, std::span<const Shape> params) const override {
+    return 2.0 * static_cast<double>(in[0].shape.numel()) * static_cast<double>(params[0].dim(0));
+  }
+
+  void forward(const Call& call) const override {
+    const Tensor& x = call.in[0];
+    float* y = call.out[0].fresh();
+    const std::int64_t rows = x.shape().rows(), out = call.out[0].shape().cols();
+    const float* weight = call.param(0);
+    if (has_bias_) {  // the product adds to it: one pass over y less than adding it afterwards
+      const float* bias = call.param(1);
+      parallel_blocks(rows, kRowGrain,
+                      [&](auto begin, auto end) { kernels().fill_rows(y + begin * out, bias, end - begin, out); });
+    }
+    gemm_nt(rows, out, x.shape().cols(), x.data(), weight, y, has_bias_ ? Into::Add : Into::Write);
+  }
+
+  void backward(const BackwardCall& call) const override {
+    const Tensor& dy = call.dout[0];
+    const std::int64_t rows = dy.shape().rows(), out = dy.shape().cols(), in = call.param_shape(0).dim(1);
+    if (call.din[0]) gemm_nn(rows, in, out, dy.data(), call.param(0), call.din[0].fresh(), Into::Write);
+    if (float* dw = call.dparam(0)) gemm_tn(out, in, rows, dy.data(), call.in[0].data(), dw, Into::Add);
+    float* db = has_bias_ ? call.dparam(1) : nullptr;
+    if (!db) return;
+    parallel_blocks(out, kColumnGrain, [&](auto begin, auto end) {
+      kernels().add_column_sums(db + begin, dy.data() + begin, rows, end - begin, out);
+    });
+  }
+
+ private:
+  bool has_bias_;
+};
+
+}  // namespace
+
+Tensor linear(Run& run, Tensor x, int weight, int bias) {
+  std::vector<int> params = {weight};
+  if (bias >= 0) params.push_back(bias);
+  return run.apply(std::make_unique<Linear>(bias >= 0), {std::move(x)}, std::move(params))[0];
+}
+
+}  // namespace regather
