@@ -60,7 +60,7 @@ struct Kernels {
   void (*layer_norm)(float* y, const float* x, const float* gain, const float* bias, std::int64_t rows,
                      std::int64_t cols, float eps);
   void (*rms_norm)(float* y, const float* x, const float* gain, std::int64_t rows, std::int64_t cols, float eps);
-  // dx may be null; dgain, dbias are added to and may be null.
+  // dx may be null; dgain, dbias are added to and may be null; x is read only for dx and dgain.
   void (*layer_norm_backward)(float* dx, float* dgain, float* dbias, const float* x, const float* gain, const float* dy,
                               std::int64_t rows, std::int64_t cols, float eps);
   void (*rms_norm_backward)(float* dx, float* dgain, const float* x, const float* gain, const float* dy,

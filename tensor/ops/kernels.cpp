@@ -43,23 +43,18 @@ const Kernels& choose() {
 
 std::string_view name_of(Isa isa) {
   switch (isa) {
-    case Isa::Baseline:
-      return "baseline";
-    case Isa::Avx2:
-      return "avx2";
-    case Isa::Avx512:
-      return "avx512";
+    case Isa::Baseline: return "baseline";
+    case Isa::Avx2: return "avx2";
+    case Isa::Avx512: return "avx512";
   }
   return "?";
 }
 
 const Kernels* kernels_for(Isa isa) {
   switch (isa) {
-    case Isa::Baseline:
-      return &baseline::kTable;
+    case Isa::Baseline: return &baseline::kTable;
 #ifdef REGATHER_HAS_AVX2
-    case Isa::Avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &avx2::kTable : nullptr;
+    case Isa::Avx2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &avx2::kTable : nullptr;
 #endif
 #ifdef REGATHER_HAS_AVX512
     case Isa::Avx512:
@@ -69,8 +64,7 @@ const Kernels* kernels_for(Isa isa) {
                  ? &avx512::kTable
                  : nullptr;
 #endif
-    default:
-      return nullptr;
+    default: return nullptr;
   }
 }
 

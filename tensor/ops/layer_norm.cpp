@@ -46,11 +46,8 @@ class LayerNorm final : public Op {
     const std::int64_t cols = dy.shape().cols();
     float *dx = call.din[0] ? call.din[0].fresh() : nullptr, *dgain = call.dparam(0), *dbias = call.dparam(1);
     const RowChunks chunks(dy.shape().rows());
-    if (!dx && !dgain) {
-      if (dbias) kernels().add_column_sums(dbias, dy.data(), chunks.rows, cols, cols);
-      return;
-    }
-    const float *x = call.in[0].data(), *gain = call.param(0), *g = dy.data();
+    const bool reads_x = dx || dgain;
+    const float *x = reads_x ? call.in[0].data() : nullptr, *gain = call.param(0), *g = dy.data();
     chunks.add_up(call.workspace, 2 * cols, [&](auto begin, auto end, float* partial) {
       kernels().layer_norm_backward(dx ? dx + begin * cols : nullptr, dgain ? partial : nullptr,
                                     dbias ? partial + cols : nullptr, x + begin * cols, gain, g + begin * cols,

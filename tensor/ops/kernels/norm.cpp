@@ -95,8 +95,10 @@ void rms_norm(float* y, const float* x, const float* gain, Size rows, Size cols,
 
 void layer_norm_backward(float* dx, float* dgain, float* dbias, const float* x, const float* gain, const float* dy,
                          Size rows, Size cols, float eps) {
-  for (Size r = 0; r < rows; ++r, x += cols, dy += cols) {
-    backward_row<true>(dx, dgain, dbias, x, gain, dy, cols, layer_moments(x, cols, eps));
+  for (Size r = 0; r < rows; ++r, dy += cols) {
+    const Moments m = dx || dgain ? layer_moments(x, cols, eps) : Moments{};
+    backward_row<true>(dx, dgain, dbias, x, gain, dy, cols, m);
+    if (x) x += cols;
     if (dx) dx += cols;
   }
 }

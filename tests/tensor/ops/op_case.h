@@ -27,8 +27,7 @@ struct OpCase {
   std::vector<Shape> params;
   std::function<Tensor(Run&, const Activations&)> apply{};
   // The first output, from inputs (int32 ones as they are, in double) and parameters.
-  std::function<Doubles(const std::vector<Doubles>& in, const std::vector<Doubles>& params)>
-      reference{};
+  std::function<Doubles(const std::vector<Doubles>& in, const std::vector<Doubles>& params)> reference{};
   double tolerance = 1e-5;  // relative to the largest element of the tensor
   int coordinates = 60;     // of each tensor that are differentiated alone; and two directions through all of them
 };

@@ -47,7 +47,7 @@ Tensor make_tensor(Device& device, const Input& input, const Doubles& values) {
 std::vector<float> copy_of(const Tensor& t) { return {t.data(), t.data() + t.numel()}; }
 
 void fill_with_nans(Device& device) {
-  const Buffer junk(device.memory, std::int64_t{1} << 25, Tag::Host);
+  const Buffer junk(device.memory, std::int64_t{1} << 22, Tag::Host);
   std::fill_n(junk.data<float>(), junk.bytes() / 4, std::numeric_limits<float>::quiet_NaN());
 }
 
