@@ -65,7 +65,7 @@ Tensor Tape::input(Tensor x, bool needs_grad) {
 
 void Tape::hold(Value& v, const Tensor& t) {
   if (v.placement == Placement::Drop || v.data) return;
-  v.data = t;
+  v.data = t.view(v.type.shape);  // whatever shape this reader sees it in
   v.held = true;
 }
 
@@ -87,8 +87,12 @@ Activations Tape::record(std::unique_ptr<const Op> op, Activations in, const Par
   n.params = std::move(param_ids);
   n.key = key_;
   n.key.op = nodes_.size();
+  check(in.size() <= 32, "{}: {} inputs; an operation has at most 32", n.op->name(), in.size());
   for (std::size_t i = 0; i < in.size(); ++i) {
     n.in.push_back(adopt(in[i], *n.op));
+    n.shapes.push_back(in[i].shape());
+    check(!value(n.in[i]).pinned, "{}: '{}' is computed in backward and cannot be read in forward", n.op->name(),
+          label(value(n.in[i])));
     if (value(n.in[i]).needs_grad) n.needs.inputs |= Set{1} << i;
   }
   for (std::size_t k = 0; k < n.params.size(); ++k)
@@ -138,7 +142,7 @@ Tensor Tape::mark(std::string_view name, Tensor y) {
 void Tape::outputs(const Activations& y) {
   for (const Tensor& t : y) {
     own(t, "outputs");
-    outputs_.push_back(t.id);
+    outputs_.push_back({t.id, t.shape()});
   }
 }
 
@@ -187,7 +191,7 @@ void Tape::for_saved(Node& n, F f) {
 void Tape::find_flow(const std::vector<bool>& output_has_gradient) {
   std::vector<bool> arrives(values_.size(), false);
   for (std::size_t k = 0; k < outputs_.size(); ++k)
-    if (output_has_gradient[k]) arrives[static_cast<std::size_t>(outputs_[k])] = true;
+    if (output_has_gradient[k]) arrives[static_cast<std::size_t>(outputs_[k].id)] = true;
   for (auto n = nodes_.rbegin(); n != nodes_.rend(); ++n) {
     n->flows = (n->needs.inputs != 0 || n->needs.params != 0) &&
                std::ranges::any_of(n->out, [&](int id) { return arrives[static_cast<std::size_t>(id)]; });
@@ -202,7 +206,7 @@ void Tape::find_flow(const std::vector<bool>& output_has_gradient) {
 void Tape::count_uses(bool for_caller, bool for_backward) {
   for (Value& v : values_) v.uses = 0;
   if (for_caller)
-    for (int id : outputs_) ++value(id).uses;
+    for (const Output& y : outputs_) ++value(y.id).uses;
   if (for_backward)
     for (Node& n : nodes_)
       if (n.flows) for_saved(n, [&](int id) { ++value(id).uses; });
@@ -238,7 +242,8 @@ const Tensor& Tape::materialise(int id, const ParamView& params) {
 
 void Tape::rerun(Node& n, const ParamView& params) {
   Activations in;
-  for (int id : n.in) in.push_back(materialise(id, params));  // all there: nothing is run here
+  for (std::size_t i = 0; i < n.in.size(); ++i)  // all there: nothing is run here
+    in.push_back(materialise(n.in[i], params).view(n.shapes[i]));
   Activations out = run_node(n, in, params, Trace::Kind::Rerun);
   in.clear();
   for (std::size_t i = 0; i < out.size(); ++i) {
@@ -277,16 +282,20 @@ void Tape::rerun_first(const ParamView& params) {
 Activations Tape::replay(const ParamView& params, Retain retain) {
   if (phase_ == Phase::Backward || phase_ == Phase::Spent) throw LogicError("replay: this tape is spent");
   phase_ = Phase::Replaying;
+  return spent_if_throws([&] { return run_replay(params, retain); });
+}
+
+Activations Tape::run_replay(const ParamView& params, Retain retain) {
   std::vector<bool> differentiable;
-  for (int id : outputs_) differentiable.push_back(value(id).needs_grad);
+  for (const Output& y : outputs_) differentiable.push_back(value(y.id).needs_grad);
   find_flow(differentiable);
   count_uses(true, retain == Retain::Saved);
   Activations y;
-  for (int id : outputs_) {
-    y.push_back(materialise(id, params));
+  for (const Output& out : outputs_) {
+    y.push_back(materialise(out.id, params).view(out.shape));
     y.back().tape = 0;
   }
-  for (int id : outputs_) release(id);
+  for (const Output& out : outputs_) release(out.id);
   if (retain == Retain::Saved)
     for (Node& n : nodes_)
       if (n.flows)
@@ -297,20 +306,35 @@ Activations Tape::replay(const ParamView& params, Retain retain) {
   return y;
 }
 
+template <class F>
+Activations Tape::spent_if_throws(F f) {
+  try {
+    return f();
+  } catch (...) {
+    for (Value& v : values_) v.data.reset();
+    phase_ = Phase::Spent;
+    throw;
+  }
+}
+
 // ---- backward -------------------------------------------------------------------------------------------------------
 
 Activations Tape::backward(const ParamView& params, Activations dy, const Gradients& grads) {
   if (phase_ == Phase::Backward || phase_ == Phase::Spent) throw LogicError("backward: this tape is spent");
   check(dy.size() == outputs_.size(), "backward: {} gradients for {} outputs", dy.size(), outputs_.size());
+  for (std::size_t k = 0; k < outputs_.size(); ++k)
+    check(!dy[k] || dy[k].shape() == outputs_[k].shape, "backward: gradient {} is {}, the output is {}", k,
+          dy[k].shape().to_string(), outputs_[k].shape.to_string());
   phase_ = Phase::Backward;
+  return spent_if_throws([&] { return run_backward(params, std::move(dy), grads); });
+}
+
+Activations Tape::run_backward(const ParamView& params, Activations dy, const Gradients& grads) {
   std::vector<Tensor> gradient(values_.size());
   std::vector<bool> given;
   for (std::size_t k = 0; k < outputs_.size(); ++k) {
     given.push_back(static_cast<bool>(dy[k]));
-    if (!dy[k]) continue;
-    const Shape& shape = value(outputs_[k]).type.shape;
-    check(dy[k].shape() == shape, "backward: gradient {} is {}, the output is {}", k, dy[k].shape().to_string(), shape.to_string());
-    accumulate(gradient[static_cast<std::size_t>(outputs_[k])], std::move(dy[k]));
+    if (given[k]) add_gradient(gradient, outputs_[k].id, std::exchange(dy[k], {}));
   }
   find_flow(given);
   count_uses(false, true);
@@ -337,18 +361,18 @@ void Tape::backward_node(Node& n, std::vector<Tensor>& gradient, const ParamView
   with_context([&] { return label(n); }, [&] {
     const Allocator::Asking asking(device_.memory, n.op->name());
     for (std::size_t i = 0; i < in.size(); ++i)
-      if (has(n.saved.inputs, i)) in[i] = value(n.in[i]).data;
+      if (has(n.saved.inputs, i)) in[i] = value(n.in[i]).data.view(n.shapes[i]);
     for (std::size_t i = 0; i < out.size(); ++i)
       if (has(n.saved.outputs, i)) out[i] = value(n.out[i]).data;
     for (int id : n.out) dout.push_back(std::move(gradient[static_cast<std::size_t>(id)]));
     const bool passes = n.op->passes_gradient();
     std::vector<ValueType> types;
     std::vector<Shape> param_shapes;
-    for (int id : n.in) types.push_back(value(id).type);
+    for (std::size_t i = 0; i < din.size(); ++i) types.push_back({n.shapes[i], value(n.in[i]).type.dtype});
     for (int id : n.params) param_shapes.push_back(params.info(id).shape);
     for (std::size_t i = 0; i < din.size(); ++i)
       if (has(n.needs.inputs, i))
-        din[i] = passes ? dout[0] : Tensor(device_.memory, types[i].shape, Tag::Workspace, types[i].dtype);
+        din[i] = passes ? dout[0].view(n.shapes[i]) : Tensor(device_.memory, types[i].shape, Tag::Workspace, types[i].dtype);
     const Buffer workspace(device_.memory, n.op->workspace(Op::Direction::Backward, types, param_shapes), Tag::Workspace);
     const Traced traced(device_.trace, Trace::Kind::Backward, n.op->name(), 0);
     if (!device_.meta())
@@ -362,17 +386,18 @@ void Tape::backward_node(Node& n, std::vector<Tensor>& gradient, const ParamView
   dout.clear();
   for_saved(n, [&](int id) { release(id); });
   for (std::size_t i = 0; i < din.size(); ++i)
-    if (din[i]) accumulate(gradient[static_cast<std::size_t>(n.in[i])], std::move(din[i]));
+    if (din[i]) add_gradient(gradient, n.in[i], std::exchange(din[i], {}));
 }
 
-void Tape::accumulate(Tensor& sum, Tensor gradient) {
+void Tape::add_gradient(std::vector<Tensor>& gradient, int id, Tensor part) {
+  Tensor& sum = gradient[static_cast<std::size_t>(id)];
   if (!sum) {
-    sum = std::move(gradient);
+    sum = part.view(value(id).type.shape);
     return;
   }
   const bool in_place = sum.sole_owner();  // a gradient that an identity passed on is shared: never written to
   Tensor total = in_place ? sum : Tensor(device_.memory, sum.shape(), Tag::Workspace, sum.dtype());
-  device_.add(Stream::Compute, total.fresh(), sum.data(), gradient.data(), sum.numel());
+  device_.add(Stream::Compute, total.fresh(), sum.data(), part.data(), sum.numel());
   sum = std::move(total);
 }
 

@@ -75,11 +75,16 @@ class Tape {
   struct Node {
     std::unique_ptr<const Op> op;
     std::vector<int> in, out, params;
+    std::vector<Shape> shapes;  // in which it reads its inputs: a view is another shape of the same value
     Needs needs;
     Saved saved;
     RngKey key;
     double flops = 0;
     bool rerun = false, flows = false, queued = false;
+  };
+  struct Output {
+    int id;
+    Shape shape;
   };
   enum class Phase { Recording, Replaying, Backward, Spent };
 
@@ -100,7 +105,11 @@ class Tape {
   void rerun(Node& n, const ParamView& params);
   void release(int id);
   void backward_node(Node& n, std::vector<Tensor>& gradient, const ParamView& params, const Gradients& grads);
-  void accumulate(Tensor& sum, Tensor gradient);
+  void add_gradient(std::vector<Tensor>& gradient, int id, Tensor part);
+  Activations run_replay(const ParamView& params, Retain retain);
+  Activations run_backward(const ParamView& params, Activations dy, const Gradients& grads);
+  template <class F>
+  Activations spent_if_throws(F f);
   template <class F>
   void for_saved(Node& n, F f);
 
@@ -111,7 +120,8 @@ class Tape {
   Phase phase_ = Phase::Recording;
   std::vector<Value> values_;
   std::vector<Node> nodes_;
-  std::vector<int> inputs_, outputs_;
+  std::vector<int> inputs_;
+  std::vector<Output> outputs_;
 };
 
 }  // namespace regather
