@@ -101,6 +101,7 @@ class MpiTransport final : public Transport {
   std::unique_ptr<Transfer> all_reduce(float* data, std::int64_t shard, const Call& call) override;
   void send(int to, std::string message) override;
   bool receive(int& from, std::string& message) override;
+  bool delivered() override;
   bool gone(int rank) override;
   void idle(std::int64_t round) override;
   void abandon() noexcept override { session_.abandon(); }
@@ -129,7 +130,7 @@ class MpiTransport final : public Transport {
 
   static MPI_Comm duplicate(const char* name);
   static std::int64_t chunk_elements(const CommunicatorOptions& options);
-  static int tag_of(const Call& call, int phase) { return static_cast<int>(call.sequence % 8192) * 2 + phase; }
+  int tag_of(const Call& call, int phase) const;
   int neighbour(int distance) const { return (rank_ + distance + size_) % size_; }
   void find_processes();
   bool drive_reductions();
@@ -138,6 +139,7 @@ class MpiTransport final : public Transport {
   MpiSession session_;  // first in, last out
   MPI_Comm data_, control_;
   int rank_ = 0, size_ = 1;
+  std::uint64_t tags_ = 32768;  // MPI's tags are below; at least this many
   std::int64_t max_message_, chunk_;
   bool crowded_ = false;
   HugePages staging_;
@@ -202,8 +204,8 @@ class MpiTransport::AllReduce final : public Transfer {
   AllReduce(MpiTransport& transport, float* data, std::int64_t shard, const Call& call)
       : transport_(transport),
         buffer_{data, shard, DType::F32},
-        gather_tag_(tag_of(call, 1)),
-        reduction_(transport, data, data + transport.rank_ * shard, shard, Into::Replace, tag_of(call, 0)) {}
+        gather_tag_(transport.tag_of(call, 1)),
+        reduction_(transport, data, data + transport.rank_ * shard, shard, Into::Replace, transport.tag_of(call, 0)) {}
   Progress poll() override {
     if (gather_) return gather_->poll();
     const Progress progress = reduction_.poll();
@@ -248,7 +250,19 @@ MpiTransport::MpiTransport(const CommunicatorOptions& options)
       chunk_(chunk_elements(options)),
       staging_((size_ - 1) * chunk_ * static_cast<std::int64_t>(sizeof(float) * kChunksInFlight)) {
   check_mpi(MPI_Comm_rank(data_, &rank_), "MPI_Comm_rank");
+  int found = 0;
+  const int* highest_tag = nullptr;
+  check_mpi(MPI_Comm_get_attr(data_, MPI_TAG_UB, &highest_tag, &found), "MPI_Comm_get_attr");
+  if (found) tags_ = static_cast<std::uint64_t>(*highest_tag) + 1;
   find_processes();
+}
+
+int MpiTransport::tag_of(const Call& call, int phase) const {
+  std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
+  const auto add = [&](unsigned char byte) { hash = (hash ^ byte) * 1099511628211ull; };
+  for (const char c : call.text) add(static_cast<unsigned char>(c));
+  for (int i = 0; i < 8; ++i) add(static_cast<unsigned char>(static_cast<std::uint64_t>(call.sequence) >> (8 * i)));
+  return static_cast<int>((hash ^ (hash >> 32)) % (tags_ / 2)) * 2 + phase;
 }
 
 MpiTransport::~MpiTransport() {
@@ -316,12 +330,17 @@ void MpiTransport::send(int to, std::string message) {
       "MPI_Isend");
 }
 
-bool MpiTransport::receive(int& from, std::string& message) {
+bool MpiTransport::delivered() {
   std::erase_if(sent_, [](Sent& sent) {
     int done = 0;
     check_mpi(MPI_Test(&sent.request, &done, MPI_STATUS_IGNORE), "MPI_Test");
     return done != 0;
   });
+  return sent_.empty();
+}
+
+bool MpiTransport::receive(int& from, std::string& message) {
+  if (!sent_.empty()) delivered();
   int done = 0;
   if (incoming_request_ == MPI_REQUEST_NULL) {
     MPI_Message probed = MPI_MESSAGE_NULL;

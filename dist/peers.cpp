@@ -1,5 +1,6 @@
 #include "dist/peers.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace regather {
@@ -14,6 +15,7 @@ constexpr auto kInterruptAnswer = 200ms;
 constexpr auto kGoneGrace = 200ms;  // what a rank sent before it ended may still arrive
 constexpr auto kWatchInterval = 20ms;
 constexpr int kPollsPerListen = 16;
+constexpr std::size_t kLongestReason = 3000;  // so that the message goes without an answer of the receiver's library
 
 // Wire form of a message: the header's bytes, then the text. All ranks run the same program.
 enum class Kind : char { Leave = 'l', Ask = 'a', Answer = 'w' };  // or a Peers::Channel
@@ -40,7 +42,7 @@ PeerFailed::PeerFailed(int rank, std::string reason, ExitCode code)
     : Error(fmt::format("rank {} left: {}", rank, reason), code), rank_(rank), reason_(std::move(reason)) {}
 
 std::string Peers::here() const {
-  const std::string step = where_.empty() ? "" : where_ + ", ";
+  const std::string step = where_.empty() ? "" : fmt::format("at {}, ", where_);
   return doing_.empty() ? step + "in no collective" : fmt::format("{}in {}", step, doing_);
 }
 
@@ -81,12 +83,12 @@ void Peers::check() {
 // One line for both sides of a wait: where this rank is, and where every other rank says it is.
 std::string Peers::standstill(Clock::duration waited, Clock::duration patience) {
   ask_where(patience);
-  std::string line = fmt::format("no progress for {:.1f} s: rank {} is at {}", seconds(waited), rank_, here());
+  std::string line = fmt::format("no progress for {:.1f} s: rank {} is {}", seconds(waited), rank_, here());
   for_others([&](int r, Other& o) {
     if (transport_.gone(r)) {
       line += fmt::format("; rank {} is gone", r);
     } else if (o.whereabouts) {
-      line += fmt::format("; rank {} is at {}", r, *o.whereabouts);
+      line += fmt::format("; rank {} is {}", r, *o.whereabouts);
     } else {
       line += fmt::format("; rank {} gives no answer", r);
     }
@@ -97,6 +99,7 @@ std::string Peers::standstill(Clock::duration waited, Clock::duration patience) 
 void Peers::ask_where(Clock::duration patience) {
   for_others([&](int r, Other& o) {
     o.whereabouts.reset();
+    if (transport_.gone(r)) return;  // a send to an ended process may block in the library
     transport_.send(r, pack(static_cast<char>(Kind::Ask), 0, rank_, 0, here()));
   });
   const auto deadline = Clock::now() + patience;
@@ -164,7 +167,7 @@ std::vector<std::string> Peers::exchange(Channel channel, std::int64_t sequence,
     listen();
     bool all = true;
     for_others([&](int, Other& o) { all = all && o.texts.contains(key); });
-    return all ? Progress::Done : Progress::None;
+    return all && transport_.delivered() ? Progress::Done : Progress::None;
   });
   std::vector<std::string> texts(static_cast<std::size_t>(size_), mine);
   for_others([&](int r, Other& o) { texts[static_cast<std::size_t>(r)] = std::move(o.texts.extract(key).mapped()); });
@@ -176,6 +179,7 @@ void Peers::leave(std::string_view reason, ExitCode code) noexcept {
     transport_.abandon();
     Left left{rank_, code, std::string(reason)};
     if (first_) left = *other(*first_).left;  // not this rank's own failure: name the rank that began it
+    left.reason.resize(std::min(left.reason.size(), kLongestReason));
     for_others([&](int r, Other&) {
       transport_.send(r,
                       pack(static_cast<char>(Kind::Leave), 0, left.origin, static_cast<int>(left.code), left.reason));

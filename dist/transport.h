@@ -41,6 +41,8 @@ class Transport {
   // Messages of one rank to another arrive in order.
   virtual void send(int to, std::string message) = 0;
   virtual bool receive(int& from, std::string& message) = 0;
+  // True when every message has been handed over: until then the receiver may depend on this rank's polling.
+  virtual bool delivered() = 0;
 
   // True only if that rank is known to have ended: it will never answer.
   virtual bool gone(int rank) = 0;

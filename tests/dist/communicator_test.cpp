@@ -41,6 +41,14 @@ TEST(Ledger, TimeOfACollectiveThatEndsAfterAResetDoesNotBringItsEntryBack) {
   EXPECT_TRUE(ledger.entries().empty());
 }
 
+TEST(Communicator, TheLedgerStartsAgainAfterAReset) {
+  const auto c = make_single_communicator({});
+  c->barrier(kLabel);
+  EXPECT_EQ(c->ledger().entries().size(), 1u);
+  c->reset_ledger();
+  EXPECT_TRUE(c->ledger().entries().empty());
+}
+
 TEST(Communicator, RefusesSizesOfZero) {
   EXPECT_THROW(make_single_communicator({.chunk_bytes = 0}), LogicError);
   EXPECT_THROW(make_single_communicator({.max_message_bytes = 0}), LogicError);
