@@ -79,6 +79,10 @@ class MpiSession {
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
   void abandon() { abandoned_ = true; }
+  void end() {
+    if (owns_) MPI_Finalize();
+    owns_ = false;
+  }
   // A rank that unwinds without a goodbye would block in MPI_Finalize.
   bool abandoned() const { return abandoned_ || std::uncaught_exceptions() > exceptions_; }
 
@@ -105,6 +109,7 @@ class MpiTransport final : public Transport {
   bool gone(int rank) override;
   void idle(std::int64_t round) override;
   void abandon() noexcept override { session_.abandon(); }
+  void end_together() noexcept override { session_.end(); }
   std::int64_t staging_bytes() const override { return staging_.bytes(); }
 
  private:

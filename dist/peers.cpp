@@ -18,7 +18,7 @@ constexpr int kPollsPerListen = 16;
 constexpr std::size_t kLongestReason = 3000;  // so that the message goes without an answer of the receiver's library
 
 // Wire form of a message: the header's bytes, then the text. All ranks run the same program.
-enum class Kind : char { Leave = 'l', Ask = 'a', Answer = 'w' };  // or a Peers::Channel
+enum class Kind : char { Leave = 'l', Parted = 'p', Ask = 'a', Answer = 'w' };  // or a Peers::Channel
 struct Header {
   std::int64_t sequence;
   std::int32_t origin, code;
@@ -58,6 +58,7 @@ void Peers::take(int from, const std::string& message) {
       if (!sender.left) sender.left = Left{header.origin, static_cast<ExitCode>(header.code), std::move(text)};
       if (!first_) first_ = from;
       break;
+    case static_cast<char>(Kind::Parted): sender.parted = true; break;
     case static_cast<char>(Kind::Ask):
       transport_.send(from, pack(static_cast<char>(Kind::Answer), 0, rank_, 0, here()));
       sender.whereabouts = std::move(text);
@@ -174,24 +175,42 @@ std::vector<std::string> Peers::exchange(Channel channel, std::int64_t sequence,
   return texts;
 }
 
+// True when `heard` holds for every other rank; false once it does for all that can still speak, or after the deadline.
+template <class Heard>
+bool Peers::hear_from_all(Clock::time_point deadline, Heard heard) {
+  for (std::int64_t round = 0; Clock::now() < deadline; ++round) {
+    listen();
+    bool all = true, all_speaking = true;
+    for_others([&](int r, Other& o) {
+      if (heard(o)) return;
+      all = false;
+      all_speaking = all_speaking && (o.silent || transport_.gone(r));
+    });
+    if (all && transport_.delivered()) return true;
+    if (!all && all_speaking) return false;
+    transport_.idle(round);
+  }
+  return false;
+}
+
 void Peers::leave(std::string_view reason, ExitCode code) noexcept {
   try {
     transport_.abandon();
     Left left{rank_, code, std::string(reason)};
     if (first_) left = *other(*first_).left;  // not this rank's own failure: name the rank that began it
     left.reason.resize(std::min(left.reason.size(), kLongestReason));
-    for_others([&](int r, Other&) {
-      transport_.send(r,
-                      pack(static_cast<char>(Kind::Leave), 0, left.origin, static_cast<int>(left.code), left.reason));
-    });
+    const auto tell = [&](Kind kind) {
+      for_others([&](int r, Other&) {
+        if (transport_.gone(r)) return;
+        transport_.send(r, pack(static_cast<char>(kind), 0, left.origin, static_cast<int>(left.code), left.reason));
+      });
+    };
     const auto deadline = Clock::now() + kLeaveTimeout;
-    for (std::int64_t round = 0; Clock::now() < deadline; ++round) {
-      listen();
-      bool all = true;
-      for_others([&](int r, Other& o) { all = all && (o.left || o.silent || transport_.gone(r)); });
-      if (all) return;
-      transport_.idle(round);
-    }
+    tell(Kind::Leave);
+    if (!hear_from_all(deadline, [](const Other& o) { return o.left.has_value(); })) return;
+    // All know. Only when all know that all know does nobody wait for a rank that has given up waiting.
+    tell(Kind::Parted);
+    if (hear_from_all(deadline, [](const Other& o) { return o.parted; })) transport_.end_together();
   } catch (...) {
     // Leaving already, for a reason that is told elsewhere.
   }

@@ -49,6 +49,7 @@ class Peers {
   };
   struct Other {
     std::optional<Left> left;
+    bool parted = false;                     // knows that all have left
     std::optional<std::string> whereabouts;  // its answer to this rank's question
     bool silent = false;                     // did not answer: not waited for again
     std::map<std::pair<char, std::int64_t>, std::string> texts;
@@ -64,6 +65,8 @@ class Peers {
   void take(int from, const std::string& message);
   std::string here() const;
   void ask_where(Clock::duration patience);
+  template <class Heard>
+  bool hear_from_all(Clock::time_point deadline, Heard heard);
   std::string standstill(Clock::duration waited, Clock::duration patience);
   void watch(Clock::time_point moved);
 

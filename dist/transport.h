@@ -48,8 +48,11 @@ class Transport {
   virtual bool gone(int rank) = 0;
   // Between two polls that found nothing; round counts them. Gives the core away when others may need it.
   virtual void idle(std::int64_t round) = 0;
-  // This rank leaves after a failure: from now on only messages, and no goodbye to the library at the end.
+  // This rank leaves after a failure: from now on only messages, and no goodbye to the library at the end, which would
+  // wait for ranks that may never come to it;
   virtual void abandon() noexcept {}
+  // except here, when every rank is known to come: launchers then report the ranks' own exit code.
+  virtual void end_together() noexcept {}
   // Memory that the backend holds for receiving; outside the allocator's counts, constant.
   virtual std::int64_t staging_bytes() const { return 0; }
 };

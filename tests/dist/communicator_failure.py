@@ -17,7 +17,7 @@ LIMIT_SECONDS = 10
 RECOVERY = "--enable-recovery"
 
 # Notes each rank's exit code; a signal to the process group ends the program, not the note.
-WRAPPER = 'trap : TERM; "$1" "$2"; echo $? > "$3/code.$OMPI_COMM_WORLD_RANK"'
+WRAPPER = 'trap : TERM; "$1" "$2"; code=$?; echo $code > "$3/code.$OMPI_COMM_WORLD_RANK"; exit $code'
 
 
 class Run:
