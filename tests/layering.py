@@ -11,6 +11,7 @@ import sys
 
 HEADER_LINES = 200
 SOURCE_LINES = 450
+LONGER = {"launcher/config.h": 400}  # a described field for every key: a list, not code
 
 # What a library's headers are called, and the files that may include them.
 LIBRARIES = [
@@ -69,7 +70,7 @@ def check_file(path, root, table):
             if ENDS_THE_PROCESS.search(line.split("//")[0]):
                 yield name, number, "only main() ends the process; throw an error"
     count = len(lines) - 1
-    limit = HEADER_LINES if header else SOURCE_LINES
+    limit = LONGER.get(name, HEADER_LINES if header else SOURCE_LINES)
     if layer and count > limit:
         yield name, limit + 1, f"{count} lines; a {'header' if header else 'source'} has at most {limit}"
     if header:
