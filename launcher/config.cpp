@@ -94,8 +94,7 @@ Config parse(std::string_view text, std::string_view name, std::span<const std::
     throw UsageError(fmt::format("{}: is not a configuration; allowed: `section:` and `key: value` lines", root.place));
   }
   Config config;
-  Keys keys;
-  config.describe(keys);
+  Keys keys = keys_of(config);
   ConfigErrors errors;
   Assignment assignment(keys, errors);
   assignment.section(root, "");
@@ -136,6 +135,12 @@ class YamlWriter {
 
 }  // namespace
 
+Keys keys_of(Config& config) {
+  Keys keys;
+  config.describe(keys);
+  return keys;
+}
+
 Config load_config(const std::filesystem::path& file, std::span<const std::string> sets) {
   std::error_code error;
   if (std::filesystem::is_directory(file, error)) {
@@ -166,8 +171,7 @@ void validate(Config& config) {
 
 std::string to_yaml(const Config& config) {
   Config copy = config;
-  Keys keys;
-  copy.describe(keys);
+  const Keys keys = keys_of(copy);
   YamlWriter writer;
   for (const Key& key : keys.keys()) writer.line(key);
   return writer.take();

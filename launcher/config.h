@@ -278,6 +278,9 @@ struct Config {
   }
 };
 
+// The descriptions of every key, bound to the fields of this Config.
+Keys keys_of(Config& config);
+
 // Everything that is wrong is in one UsageError, a line each. sets: "train.steps=5", each in place of what the file
 // says.
 Config load_config(const std::filesystem::path& file, std::span<const std::string> sets = {});

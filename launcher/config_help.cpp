@@ -77,8 +77,7 @@ several for one key the last counts.
 
 std::string help_on(std::string_view path) {
   Config config;
-  Keys keys;
-  config.describe(keys);
+  Keys keys = keys_of(config);
   if (const Key* key = keys.find(path)) return describe_key(*key);
   if (!path.empty() && !keys.is_section(path)) {
     throw UsageError(fmt::format("{}: unknown key{}", path, suggestion(path, keys)));
@@ -89,8 +88,7 @@ std::string help_on(std::string_view path) {
 
 std::string configuration_markdown() {
   Config config;
-  Keys keys;
-  config.describe(keys);
+  Keys keys = keys_of(config);
   std::string text(kIntroduction);
   std::string_view section = "?";
   for (const Key& key : keys.keys()) {

@@ -26,8 +26,8 @@ std::string describe_reduce(const Config& config, const ParameterCounts& paramet
 struct RunBanner {
   std::string version;
   std::int64_t ranks = 1, threads = 1, cpus = 1;  // cpus: that this rank may run on
-  std::string host;
-  ParameterCounts parameters;
+  std::string host{};
+  ParameterCounts parameters{};
 };
 // A block of lines, each "  name     text", and a warning if there are more threads than CPUs.
 std::string start_banner(const Config& config, const RunBanner& banner);

@@ -24,8 +24,7 @@ std::string ranges(const std::vector<std::int64_t>& numbers) {
 
 std::string spelled(const Config& config, std::string_view path) {
   Config copy = config;
-  Keys keys;
-  copy.describe(keys);
+  Keys keys = keys_of(copy);
   const Key* key = keys.find(path);
   check(key != nullptr, "no key {}", path);
   return write_key(*key);

@@ -47,8 +47,7 @@ Json value_of(const Key& key) {
 
 Json config_json(const Config& config) {
   Config copy = config;
-  Keys keys;
-  copy.describe(keys);
+  Keys keys = keys_of(copy);
   Json json = Json::object();
   for (const Key& key : keys.keys()) {
     Json* place = &json;

@@ -466,8 +466,7 @@ TEST(ConfigHelp, TheDocumentationIsUpToDate) {
 
 TEST(ConfigHelp, EveryKeyIsDescribedInALine) {
   Config config;
-  Keys keys;
-  config.describe(keys);
+  Keys keys = keys_of(config);
   EXPECT_GT(keys.keys().size(), 60U);
   for (const Key& key : keys.keys()) {
     EXPECT_FALSE(key.doc.empty()) << key.path;

@@ -1,0 +1,209 @@
+#include "launcher/command_line.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+namespace regather {
+namespace {
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+
+// Runs the program's main in this process.
+Outcome run(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "regather");
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  const int argc = static_cast<int>(argv.size());
+  argv.push_back(nullptr);
+  ::testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStderr();
+  Outcome outcome{regather_main(argc, argv.data()), "", ""};
+  outcome.out = ::testing::internal::GetCapturedStdout();
+  outcome.err = ::testing::internal::GetCapturedStderr();
+  return outcome;
+}
+
+LaunchPlace place_in(const std::map<std::string, std::string>& environment) {
+  return launch_place([&](const char* name) {
+    const auto found = environment.find(name);
+    return found == environment.end() ? nullptr : found->second.c_str();
+  });
+}
+
+class CommandLine : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::path(::testing::TempDir()) /
+              ("command_line_" + std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()));
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+    std::ofstream(folder_ / "text") << "some text";
+  }
+  void TearDown() override {
+    std::filesystem::remove_all(folder_);
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}) ::unsetenv(name);
+  }
+  std::string config(const std::string& rest = "") {
+    std::ofstream(folder_ / "c.yaml") << "data:\n  files: [text]\n" << rest;
+    return (folder_ / "c.yaml").string();
+  }
+  static void as_rank(int rank, int ranks) {
+    ::setenv("OMPI_COMM_WORLD_RANK", std::to_string(rank).c_str(), 1);
+    ::setenv("OMPI_COMM_WORLD_SIZE", std::to_string(ranks).c_str(), 1);
+  }
+  std::filesystem::path folder_;
+};
+
+TEST_F(CommandLine, HelpFitsAScreen) {
+  const Outcome help = run({"--help"});
+  EXPECT_EQ(help.code, 0);
+  EXPECT_EQ(help.err, "");
+  EXPECT_LE(std::count(help.out.begin(), help.out.end(), '\n'), 24);
+  for (const std::string missing : {"compare", "fit", "plan", "export"})
+    EXPECT_EQ(help.out.find(missing), std::string::npos);
+  EXPECT_EQ(run({}).out, help.out);
+  EXPECT_EQ(run({"train", "--help"}).out, help.out);
+}
+
+TEST_F(CommandLine, VersionIsOneLine) {
+  const Outcome version = run({"--version"});
+  EXPECT_EQ(version.code, 0);
+  EXPECT_EQ(version.out.find("regather 0."), 0U);
+  EXPECT_EQ(std::count(version.out.begin(), version.out.end(), '\n'), 1);
+}
+
+TEST_F(CommandLine, CommandsThatAreMissingAreToldApartFromUnknownOnes) {
+  EXPECT_EQ(run({"compare", "c.yaml"}).err,
+            "regather: error: compare: not available in this build; see regather --help\n");
+  EXPECT_EQ(run({"compare"}).code, 2);
+  EXPECT_EQ(run({"trian", "c.yaml"}).err,
+            "regather: error: trian: unknown command; allowed: train, check, help; did you mean train?\n");
+  EXPECT_EQ(run({"trian"}).code, 2);
+}
+
+TEST_F(CommandLine, BadOptionsAreUsageErrors) {
+  for (const auto& arguments : std::vector<std::vector<std::string>>{{"--foo"},
+                                                                     {"train"},
+                                                                     {"train", config(), "--foo"},
+                                                                     {"train", config(), "--set"},
+                                                                     {"check", config(), "--overwrite"},
+                                                                     {"check", config(), config()},
+                                                                     {"help", "no.such.key"},
+                                                                     {"check", (folder_ / "none.yaml").string()}}) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_EQ(outcome.err.find("regather: error: "), 0U);
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  }
+}
+
+TEST_F(CommandLine, CheckPrintsAnEffectiveConfigurationThatChecksToItself) {
+  const Outcome first =
+      run({"check", config("train: {steps: 7}\n"), "--set", "model.layers=3", "--set", "train.seed=5"});
+  EXPECT_EQ(first.code, 0) << first.err;
+  EXPECT_NE(first.out.find("  layers: 3\n"), std::string::npos);
+  EXPECT_NE(first.out.find("  seed: 5\n"), std::string::npos);
+  EXPECT_NE(first.out.find("# checkpointing: full: layers 0-2 of 3\n"), std::string::npos);
+  std::ofstream(folder_ / "c.yaml") << first.out;
+  EXPECT_EQ(run({"check", (folder_ / "c.yaml").string()}).out, first.out);
+}
+
+TEST_F(CommandLine, CheckWritesJson) {
+  const std::string json = (folder_ / "c.json").string();
+  EXPECT_EQ(run({"check", config(), "--set", "memory.limit=1MiB", "--json", json}).code, 0);
+  std::ifstream stream(json);
+  const auto parsed = nlohmann::json::parse(stream);
+  EXPECT_EQ(parsed["model"]["hidden"], 384);
+  EXPECT_EQ(parsed["memory"]["limit"], 1 << 20);
+  EXPECT_EQ(parsed["model"]["vocab"], "auto");
+  EXPECT_EQ(parsed["model"]["init_std"], 0.02);
+  EXPECT_EQ(parsed["train"]["optimizer"]["betas"], (std::vector<double>{0.9, 0.95}));
+}
+
+TEST_F(CommandLine, EveryErrorIsALine) {
+  const Outcome outcome = run({"check", config("trian: 1\nevla: 2\n")});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_EQ(outcome.err, "regather: error: " + config() +
+                             ":3:1: trian: unknown key; did you mean train?\nregather: error: " + config() +
+                             ":4:1: evla: unknown key; did you mean eval?\n");
+}
+
+TEST_F(CommandLine, UnderMpirunUsageErrorsAreSaidOnceAndEveryRankLeavesWithTheSameCode) {
+  for (const int rank : {0, 1, 3}) {
+    as_rank(rank, 4);
+    const Outcome outcome = run({"train", config("trian: 1\n")});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_EQ(outcome.err.empty(), rank != 0) << outcome.err;
+  }
+}
+
+TEST_F(CommandLine, GlobalBatchIsCheckedAgainstTheRanksThatWereStarted) {
+  const std::string path = config("train: {global_batch: 8, micro_batch: 2}\n");
+  as_rank(0, 3);
+  const Outcome outcome = run({"train", path});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_EQ(
+      outcome.err,
+      "regather: error: train.global_batch: value 8 is not micro_batch 2 x accumulation 1 x ranks 3 = 6; what fits: "
+      "global_batch 6, or ranks 4\n");
+  EXPECT_EQ(run({"check", path}).code, 2);
+  as_rank(0, 4);
+  EXPECT_EQ(run({"check", path}).code, 0);
+}
+
+TEST_F(CommandLine, RanksAsThreadsAndSeveralProcessesAreRefusedTogether) {
+  as_rank(0, 2);
+  EXPECT_EQ(run({"train", config("communication: {backend: sim, sim_ranks: 2}\n")}).code, 2);
+}
+
+TEST(LaunchPlaceTest, IsTakenFromTheLaunchersEnvironment) {
+  const auto expect = [](const std::map<std::string, std::string>& environment, int rank, int ranks) {
+    const LaunchPlace place = place_in(environment);
+    EXPECT_EQ(place.rank, rank);
+    EXPECT_EQ(place.ranks, ranks);
+  };
+  expect({}, 0, 1);
+  expect({{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}}, 3, 4);
+  expect({{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "2"}}, 1, 2);
+  expect({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}, 1, 2);
+  // A batch script is no rank; a size alone, or nonsense, is none either.
+  expect({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}, 0, 1);
+  expect({{"OMPI_COMM_WORLD_SIZE", "4"}}, 0, 1);
+  expect({{"OMPI_COMM_WORLD_RANK", "x"}, {"OMPI_COMM_WORLD_SIZE", "4"}}, 0, 1);
+  expect({{"OMPI_COMM_WORLD_RANK", "4"}, {"OMPI_COMM_WORLD_SIZE", "4"}}, 0, 1);
+}
+
+TEST(ErrorLines, AreSaidByTheRankThatFailed) {
+  const LaunchPlace alone, second{1, 4}, first{0, 4};
+  const Error failure("step 3: loss is not finite");
+  EXPECT_EQ(error_lines(failure, ErrorOrigin::Here, alone), "regather: error: step 3: loss is not finite\n");
+  EXPECT_EQ(error_lines(failure, ErrorOrigin::Here, second), "regather: error: rank 1: step 3: loss is not finite\n");
+  EXPECT_EQ(error_lines(failure, ErrorOrigin::Peer, first), "");
+  const Error vanished("rank 2 vanished", ExitCode::PeerVanished);
+  EXPECT_EQ(error_lines(vanished, ErrorOrigin::Peer, first), "regather: error: rank 0: rank 2 vanished\n");
+  EXPECT_EQ(error_lines(vanished, ErrorOrigin::Peer, second), "regather: error: rank 1: rank 2 vanished\n");
+  EXPECT_EQ(error_lines(OutOfMemory("full\ntable"), ErrorOrigin::Here, second),
+            "regather: error: rank 1: full\nregather: error: rank 1: table\n");
+}
+
+TEST(ErrorLines, OfUsageAreSaidByTheFirstRank) {
+  const LaunchPlace second{1, 4}, first{0, 4};
+  const UsageError usage("c.yaml: no");
+  EXPECT_EQ(error_lines(usage, ErrorOrigin::Here, first), "regather: error: c.yaml: no\n");
+  EXPECT_EQ(error_lines(usage, ErrorOrigin::Here, second), "");
+  // What only another rank found reaches the first rank as that rank's leaving.
+  EXPECT_EQ(error_lines(usage, ErrorOrigin::Peer, first), "regather: error: c.yaml: no\n");
+}
+
+}  // namespace
+}  // namespace regather

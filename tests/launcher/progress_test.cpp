@@ -1,0 +1,171 @@
+#include "launcher/progress.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+namespace regather {
+namespace {
+
+Config config(const std::string& rest) { return parse_config("data: {files: [a]}\n" + rest, "c", {}); }
+
+// What a Progress prints.
+class Printed {
+ public:
+  Printed() : file_(std::tmpfile()) {}
+  ~Printed() { std::fclose(file_); }
+  std::FILE* file() { return file_; }
+  std::string text() {
+    std::string all;
+    std::rewind(file_);
+    for (int c; (c = std::fgetc(file_)) != EOF;) all += static_cast<char>(c);
+    return all;
+  }
+
+ private:
+  std::FILE* file_;
+};
+
+StepMetrics at(std::int64_t step) {
+  return {.step = step,
+          .loss = 3.1234,
+          .grad_norm = 1.5,
+          .lr = 3e-4,
+          .tokens = 2048,
+          .seconds = 2,
+          .peak_bytes = 3 << 19,
+          .wire_bytes = 9};
+}
+
+TEST(Progress, IsAPlainLineAStepWhereThereIsNoTerminal) {
+  Printed printed;
+  {
+    Progress progress(printed.file(), Terminal::No, 50);
+    progress.step(at(10));
+    progress.evaluation({.step = 10, .loss = 2.5, .seconds = 0.5});
+    StepMetrics skipped = at(11);
+    skipped.skipped = true;
+    progress.step(skipped);
+  }
+  EXPECT_EQ(printed.text(),
+            "step 10/50  loss 3.1234  grad_norm 1.5000  lr 3.00e-04  1024 tok/s\n"
+            "step 10/50  eval_loss 2.5000  0.5 s\n"
+            "step 11/50  loss 3.1234  grad_norm 1.5000  lr 3.00e-04  1024 tok/s  skipped\n");
+}
+
+TEST(Progress, IsOneLineThatIsRedrawnOnATerminal) {
+  Printed printed;
+  {
+    Progress progress(printed.file(), Terminal::Plain, 4, 80);
+    progress.step(at(1));
+    progress.step(at(2));
+  }
+  const std::string clear = "\r\033[K";
+  EXPECT_EQ(printed.text(), clear + "[#######.....................] 1/4  loss 3.1234  1024 tok/s  1.5 MiB  0:06 left" +
+                                clear +
+                                "[##############..............] 2/4  loss 3.1234  1024 tok/s  1.5 MiB  0:04 left\n");
+}
+
+TEST(Progress, HasColoursOnlyWhereTheyAreWanted) {
+  Printed plain, coloured;
+  {
+    Progress(plain.file(), Terminal::Plain, 4, 80).step(at(1));
+    Progress(coloured.file(), Terminal::Colour, 4, 80).step(at(1));
+  }
+  EXPECT_EQ(plain.text().find("\033[3"), std::string::npos);
+  EXPECT_NE(coloured.text().find("\033[32m"), std::string::npos);
+}
+
+TEST(Progress, FitsANarrowTerminal) {
+  Printed printed;
+  Progress(printed.file(), Terminal::Plain, 4, 40).step(at(1));
+  EXPECT_EQ(printed.text(), "\r\033[K1/4  loss 3.1234  1024 tok/s  1.5 MiB  \n");
+}
+
+TEST(Progress, NotesComeAboveTheBar) {
+  Printed printed;
+  {
+    Progress progress(printed.file(), Terminal::Plain, 4, 40);
+    progress.step(at(1));
+    progress.note("hello");
+  }
+  const std::string clear = "\r\033[K", bar = "1/4  loss 3.1234  1024 tok/s  1.5 MiB  ";
+  EXPECT_EQ(printed.text(), clear + bar + clear + "hello\n" + clear + bar + "\n");
+}
+
+TEST(Progress, AFileIsNoTerminal) {
+  Printed printed;
+  EXPECT_EQ(terminal_of(printed.file()), Terminal::No);
+}
+
+TEST(Banner, SaysWhichLayersAreCheckpointed) {
+  const auto text = [](const std::string& keys) {
+    return describe_checkpointing(config("activation_checkpointing: {" + keys + "}\n"));
+  };
+  EXPECT_EQ(text("policy: none"), "none: every activation is kept");
+  EXPECT_EQ(text("policy: full"), "full: layers 0-5 of 6");
+  EXPECT_EQ(text("policy: every_n_layers"), "every_n_layers 2: layers 0, 2, 4 of 6");
+  EXPECT_EQ(text("policy: every_n_layers, every_n_layers: 100"), "every_n_layers 100: layers 0 of 6");
+  EXPECT_EQ(text("policy: segments"), "segments 2: layers 0-5 of 6");
+  EXPECT_EQ(text("policy: layers, layers: [5, 1, 2, 3]"), "layers: layers 1-3, 5 of 6");
+}
+
+TEST(Banner, SaysWhatAStepIs) {
+  EXPECT_EQ(describe_batch(config("train: {micro_batch: 3, accumulation: 2}\n"), 4),
+            "micro_batch 3 x accumulation 2 x ranks 4 = 24 sequences, 6144 tokens a step");
+}
+
+TEST(Banner, SaysWhatTheReduceModeCosts) {
+  const ParameterCounts parameters = {.all = 2 << 20, .trainable = 1 << 20};
+  EXPECT_EQ(describe_reduce(config(""), parameters, 4),
+            "each_micro_batch: gradient shards, 1.0 MiB a rank (once: 5.0 MiB)");
+  EXPECT_EQ(
+      describe_reduce(config("train: {reduce: once}\n"), parameters, 4),
+      "once: full gradients until the end of the step, and their shards, 5.0 MiB a rank (each_micro_batch: 1.0 MiB)");
+  EXPECT_EQ(describe_reduce(config("sharding: {strategy: none}\n"), parameters, 4),
+            "each_micro_batch: full gradients, 4.0 MiB a rank");
+}
+
+TEST(Banner, SaysWhereAndOnWhatARunRuns) {
+  RunBanner banner = {.version = "1.2.3", .ranks = 2, .threads = 1, .cpus = 2, .host = "here"};
+  banner.parameters = {
+      .all = 100, .trainable = 90, .decay_tensors = 3, .decay = 80, .no_decay_tensors = 2, .no_decay = 10};
+  const std::string text = start_banner(config("output: runs/x\n"), banner);
+  EXPECT_EQ(text,
+            "regather 1.2.3\n"
+            "  ranks          2 (mpi), 1 thread each, 2 CPUs allowed on here\n"
+            "  model          gpt2, 6 layers, 100 parameters (90 trained)\n"
+            "  weight decay   3 tensors with (80 elements), 2 without (10 elements)\n"
+            "  batch          micro_batch 4 x accumulation 1 x ranks 2 = 8 sequences, 2048 tokens a step\n"
+            "  sharding       full, 2 resident slots, prefetch 1\n"
+            "  checkpointing  full: layers 0-5 of 6\n"
+            "  reduce         each_micro_batch: gradient shards, 180 B a rank (once: 540 B)\n"
+            "  output         runs/x\n");
+}
+
+TEST(Banner, WarnsOfMoreThreadsThanCpus) {
+  const RunBanner banner = {.version = "1", .ranks = 2, .threads = 4, .cpus = 1};
+  const std::string warning =
+      "  warning: 4 threads share 1 CPU: slower, same numbers; with mpirun, --bind-to none lets a rank use every CPU\n";
+  EXPECT_NE(start_banner(config(""), banner).find(warning), std::string::npos);
+  const RunBanner enough = {.version = "1", .ranks = 2, .threads = 4, .cpus = 4};
+  EXPECT_EQ(start_banner(config(""), enough).find("warning"), std::string::npos);
+  // Ranks that are threads share the CPUs of their process.
+  EXPECT_NE(start_banner(config("communication: {backend: sim, sim_ranks: 2}\n"), enough).find("warning: 8 threads"),
+            std::string::npos);
+  EXPECT_GE(allowed_cpus(), 1);
+}
+
+TEST(Human, NumbersAreShort) {
+  EXPECT_EQ(human_bytes(0), "0 B");
+  EXPECT_EQ(human_bytes(1023), "1023 B");
+  EXPECT_EQ(human_bytes(1536), "1.5 KiB");
+  EXPECT_EQ(human_bytes(std::int64_t{3} << 40), "3.0 TiB");
+  EXPECT_EQ(human_bytes(std::int64_t{3} << 50), "3072.0 TiB");
+  EXPECT_EQ(human_seconds(7.4), "0:07");
+  EXPECT_EQ(human_seconds(3723), "1:02:03");
+  EXPECT_EQ(human_seconds(-5), "0:00");
+}
+
+}  // namespace
+}  // namespace regather
