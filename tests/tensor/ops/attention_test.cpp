@@ -51,6 +51,7 @@ Doubles plain_attention(const Doubles& qkv, const Sizes& n, std::int64_t every =
 OpCase attention_case(std::string name, Sizes n) {
   OpCase c{
       .name = std::move(name), .inputs = {{{n.batch, n.tokens, (n.heads + 2 * n.kv_heads) * n.size}}}, .params = {}};
+  c.coordinates = n.tokens < 50 ? 60 : 15;
   c.apply = [n](Run& run, const Activations& a) { return attention(run, a[0], n.heads, n.kv_heads, n.dropout); };
   c.reference = [n](const std::vector<Doubles>& a, const std::vector<Doubles>&) { return plain_attention(a[0], n); };
   return c;
@@ -91,8 +92,10 @@ TEST(Attention, is_right_at_4096_tokens) {
   const Result result = run(c);
   const Doubles in = values_of_inputs(c)[0];
   const Doubles expected = plain_attention(in, n, 61);
-  for (std::size_t i = 0; i < expected.size(); ++i)
-    if (expected[i] != 0) ASSERT_NEAR(result.y[i], expected[i], 2e-5) << i;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    if (expected[i] == 0) continue;
+    ASSERT_NEAR(result.y[i], expected[i], 2e-5) << i;
+  }
   for (float g : result.din[0]) ASSERT_TRUE(std::isfinite(g));
 }
 
