@@ -16,15 +16,15 @@ namespace regather {
 std::string describe_checkpointing(const Config& config);
 // "micro_batch 4 x accumulation 1 x ranks 2 = 8 sequences, 2048 tokens a step"
 std::string describe_batch(const Config& config, std::int64_t ranks);
-// The reduce mode and the gradient bytes that a rank holds because of it. Padding is left out.
+// The reduce mode, and for both modes the bytes of gradients that outlive a block's backward. Padding is left out.
 struct ParameterCounts {
-  std::int64_t all = 0, trainable = 0, largest_block = 0;  // elements
+  std::int64_t all = 0, trainable = 0,
+               largest_block = 0;  // elements; largest_block: of the unit with most trainable ones
   std::int64_t decay_tensors = 0, decay = 0, no_decay_tensors = 0, no_decay = 0;
 };
 std::string describe_reduce(const Config& config, const ParameterCounts& parameters, std::int64_t ranks);
 
 struct RunBanner {
-  std::string version;
   std::int64_t ranks = 1, threads = 1, cpus = 1;  // cpus: that this rank may run on
   std::string host{};
   ParameterCounts parameters{};

@@ -32,6 +32,21 @@ std::string spelled(const Config& config, std::string_view path) {
 
 constexpr std::int64_t kGradientBytes = 4;  // fp32
 
+// Shards of the sum, and full-size gradients for as long as micro-batches are added up before they are reduced: of
+// every unit, or in layer-major order of the one whose micro-batches are running. optimizer and none keep all of them
+// anyway.
+std::int64_t gradient_bytes(const Config& config, const ParameterCounts& p, std::int64_t ranks,
+                            TrainConfig::Reduce reduce) {
+  using Strategy = ShardingConfig::Strategy;
+  const std::int64_t full = p.trainable * kGradientBytes, shard = (p.trainable + ranks - 1) / ranks * kGradientBytes;
+  if (config.sharding.strategy == Strategy::None) return full;
+  if (config.sharding.strategy == Strategy::Optimizer) return full + shard;
+  if (config.train.accumulation == 1) return shard;
+  const bool layer_major = config.train.accumulation_order == TrainConfig::AccumulationOrder::LayerMajor;
+  if (layer_major) return shard + p.largest_block * kGradientBytes;
+  return reduce == TrainConfig::Reduce::Once ? shard + full : shard;
+}
+
 }  // namespace
 
 std::string describe_checkpointing(const Config& config) {
@@ -55,23 +70,17 @@ std::string describe_batch(const Config& config, std::int64_t ranks) {
 }
 
 std::string describe_reduce(const Config& config, const ParameterCounts& parameters, std::int64_t ranks) {
-  using Strategy = ShardingConfig::Strategy;
-  const bool sharded = config.sharding.strategy == Strategy::Full || config.sharding.strategy == Strategy::Gradients;
-  const std::int64_t full = parameters.trainable * kGradientBytes;
-  const std::int64_t shard = (parameters.trainable + ranks - 1) / ranks * kGradientBytes;
-  const std::string name = spelled(config, "train.reduce");
-  if (!sharded) return fmt::format("{}: full gradients, {} a rank", name, human_bytes(full));
-  if (config.train.reduce == TrainConfig::Reduce::EachMicroBatch) {
-    return fmt::format("{}: gradient shards, {} a rank (once: {})", name, human_bytes(shard),
-                       human_bytes(full + shard));
-  }
-  return fmt::format("{}: full gradients until the end of the step, and their shards, {} a rank (each_micro_batch: {})",
-                     name, human_bytes(full + shard), human_bytes(shard));
+  using Reduce = TrainConfig::Reduce;
+  const auto take = [&](Reduce reduce) { return human_bytes(gradient_bytes(config, parameters, ranks, reduce)); };
+  const bool each = config.train.reduce == Reduce::EachMicroBatch;
+  return fmt::format("{}: gradients take {} a rank ({}: {})", each ? "each_micro_batch" : "once",
+                     take(config.train.reduce), each ? "once" : "each_micro_batch",
+                     take(each ? Reduce::Once : Reduce::EachMicroBatch));
 }
 
 std::string start_banner(const Config& config, const RunBanner& b) {
   const ParameterCounts& p = b.parameters;
-  std::string text = fmt::format("regather {}\n", b.version);
+  std::string text = fmt::format("regather {}\n", REGATHER_VERSION);
   const auto line = [&](std::string_view name, const std::string& value) {
     text += fmt::format("  {:<14} {}\n", name, value);
   };

@@ -78,7 +78,8 @@ Json checkpointing(const RunSummary& s) {
   for (const LayerPlan& layer : s.checkpointing.plan) {
     plan.push_back({{"layer", layer.layer}, {"checkpointed", layer.checkpointed}});
   }
-  return {{"policy", s.checkpointing.policy},
+  const Json config = config_json(s.config);
+  return {{"policy", config["activation_checkpointing"]["policy"]},
           {"recomputed_flops", s.checkpointing.recomputed_flops},
           {"forward_flops", s.checkpointing.forward_flops},
           {"hidden_seconds", s.checkpointing.hidden_seconds},

@@ -42,7 +42,6 @@ struct RunSummary {
   Ledger::Entries collectives_per_step;
   bool expected_matches = true;
   struct {
-    std::string policy;
     double recomputed_flops = 0, forward_flops = 0;  // of a step and rank
     double hidden_seconds = 0;
     std::vector<LayerPlan> plan;
