@@ -1,0 +1,132 @@
+// One unit's parameters on one rank: its shard (or replica), the full copy while it is resident, its gradients until they are
+// reduced. The only all-gather of parameters in the project is started here.
+//
+//             prefetch()                first use of a parameter
+//   Sharded ------------> Gathering -----------------------------> Ready
+//      ^       acquire() does this too        evict(), parameters_changed(): only without leases
+//      +------------------------------------------------------------+
+//
+// Strategies other than Full keep a replica of the parameters: it is always resident, and parameters_changed() refreshes it.
+// The pass is stated by the caller, never inferred. It knows no block, no schedule and no checkpoint; whoever schedules the
+// slots says when to evict.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dist/communicator.h"
+#include "dist/flat_layout.h"
+#include "tensor/block.h"
+
+namespace regather {
+
+// What is sharded over the ranks. Full: parameters, gradients, optimizer state (ZeRO-3, Rajbhandari et al., SC 2020).
+// Gradients: gradients and optimizer state (ZeRO-2). Optimizer: optimizer state (ZeRO-1). None: nothing (data parallel).
+enum class Strategy { Full, Gradients, Optimizer, None };
+
+struct UnitOptions {
+  Strategy strategy = Strategy::Full;
+  std::uint64_t seed = 1;
+  int reductions_per_step = 1;  // how often the step's plan reduces this unit
+};
+
+class ShardUnit final : public ParamSource {
+ public:
+  class Lease {  // proof that the full parameters are (or will be) resident; move-only
+   public:
+    Lease(Lease&& other) noexcept : unit_(std::exchange(other.unit_, nullptr)) {}
+    Lease& operator=(Lease&&) = delete;
+    ~Lease() {
+      if (unit_) --unit_->leases_;
+    }
+
+   private:
+    friend class ShardUnit;
+    explicit Lease(ShardUnit& unit) : unit_(&unit) { ++unit.leases_; }
+    ShardUnit* unit_;
+  };
+
+  // ledger_name: what its collectives are counted under ("block" for every block).
+  ShardUnit(UnitSpec spec, std::string ledger_name, Device& device, Communicator& comm, const UnitOptions& options);
+  ShardUnit(const ShardUnit&) = delete;
+  ShardUnit& operator=(const ShardUnit&) = delete;
+
+  // ---- parameters
+  void prefetch(Pass pass);
+  Lease acquire(Pass pass);
+  void evict();
+  void parameters_changed();  // after the optimizer: full copies are stale
+  bool resident() const { return replicated() || static_cast<bool>(full_); }
+  const std::vector<ParamInfo>& table() const override { return spec_.params; }
+  const void* data(int i) override;
+  DType dtype() const override { return DType::F32; }
+
+  // ---- gradients
+  void begin_step();                   // gradients are zero again
+  // The buffer that backwards of this unit add to until the next reduce(). lifetime: Workspace if it is reduced at the end of
+  // the same action, Gradients if it outlives it.
+  UnitGradients& gradients(Tag lifetime);
+  void reduce();                       // starts the reduction of that buffer; at most one in flight
+  void finish_reduction();
+  bool written(int i) const { return written_[static_cast<std::size_t>(i)]; }  // in this step, by any backward
+
+  // ---- what this rank's optimizer sees
+  struct OwnedPiece {
+    int param;              // index in the table
+    std::int64_t first;     // of its elements within the parameter
+    std::int64_t size;
+    std::int64_t state;     // where its elements begin in the optimizer state of this unit
+    float* value;           // null in a meta run, as the gradient
+    float* gradient;
+  };
+  std::vector<OwnedPiece> updated() const;  // the trainable elements that this rank updates
+  std::vector<OwnedPiece> normed() const;   // every trainable element on exactly one rank
+  std::int64_t state_elements() const;
+
+  const std::string& name() const { return spec_.name; }
+  const std::string& ledger_name() const { return ledger_name_; }
+  const FlatLayout& trainable_layout() const { return trainable_; }
+  const FlatLayout& frozen_layout() const { return frozen_; }
+  bool has_trainable() const { return trainable_.total() > 0; }
+  Strategy strategy() const { return options_.strategy; }
+
+ private:
+  bool replicated() const { return options_.strategy != Strategy::Full; }
+  std::int64_t local_elements(const FlatLayout& layout) const { return replicated() ? layout.padded() : layout.shard(); }
+  std::int64_t own_begin() const { return replicated() ? trainable_.shard() * comm_.rank() : 0; }
+  void fill_start_values();
+  std::vector<OwnedPiece> pieces_of(int rank, std::int64_t value_begin, std::int64_t gradient_begin, std::int64_t state_begin) const;
+  float* owned_gradient() const;
+  Label label(Pass pass) const { return {ledger_name_, pass, spec_.name}; }
+
+  struct Place {
+    bool frozen;
+    std::size_t index;  // in its layout
+  };
+  UnitSpec spec_;
+  std::string ledger_name_;
+  Device& device_;
+  Communicator& comm_;
+  UnitOptions options_;
+  std::vector<Place> places_;
+  FlatLayout trainable_, frozen_;
+  std::vector<int> trainable_params_;         // layout index -> table index
+  Buffer values_, frozen_values_;             // this rank's shard, or its replica
+  Buffer gradient_;                           // reduced: of the shard; of everything for Strategy::None
+  std::optional<UnitGradients> running_;      // what backwards add to
+  std::optional<UnitGradients> reducing_;     // in flight
+  Event reduced_;
+  std::vector<bool> written_;
+
+  struct Copy {  // a full copy and its gather
+    Buffer trainable, frozen;
+    Event arrival;
+    explicit operator bool() const { return static_cast<bool>(trainable) || static_cast<bool>(frozen); }
+  };
+  Copy full_;
+  std::vector<Copy> orphans_;  // evicted while their gather was in flight
+  bool waited_ = false;
+  int leases_ = 0;
+};
+
+}  // namespace regather
