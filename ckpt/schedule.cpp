@@ -1,25 +1,26 @@
 #include "ckpt/schedule.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "tensor/error.h"
 
 namespace regather {
 namespace {
 
-std::vector<Action> one_micro_batch(int blocks, int segment) {
-  const int last_segment = (blocks - 1) / segment * segment;
+std::vector<Action> one_micro_batch(int blocks, const SegmentStarts& starts) {
+  const int last_segment = starts.back();
   std::vector<Action> out;
   out.push_back({.pass = Pass::Forward, .part = kEmbedding, .micro_batch = 0});
   for (int b = 0; b < blocks; ++b)
     out.push_back({.pass = Pass::Forward,
                    .part = b,
                    .micro_batch = 0,
-                   .keep_input = b % segment == 0 || b >= last_segment,
+                   .keep_input = std::ranges::binary_search(starts, b) || b >= last_segment,
                    .keep_activations = b == blocks - 1});
   out.push_back({.pass = Pass::Backward, .part = kHead, .micro_batch = 0});
-  for (int first = last_segment; first >= 0; first -= segment) {
-    const int end = std::min(first + segment, blocks);
+  for (std::size_t s = starts.size(); s-- > 0;) {
+    const int first = starts[s], end = s + 1 < starts.size() ? starts[s + 1] : blocks;
     for (int b = first; first != last_segment && b + 1 < end; ++b)
       out.push_back({.pass = Pass::Replay, .part = b, .micro_batch = 0});
     for (int b = end; b-- > first;) out.push_back({.pass = Pass::Backward, .part = b, .micro_batch = 0});
@@ -30,11 +31,13 @@ std::vector<Action> one_micro_batch(int blocks, int segment) {
 
 }  // namespace
 
-std::vector<Action> make_schedule(int blocks, int micro_batches, int segment_blocks, AccumulationOrder order) {
-  check(blocks >= 1 && micro_batches >= 1 && segment_blocks >= 1,
-        "a schedule needs at least one block, micro-batch and block a segment, not {}, {} and {}", blocks, micro_batches,
-        segment_blocks);
-  const std::vector<Action> one = one_micro_batch(blocks, segment_blocks);
+std::vector<Action> make_schedule(int blocks, int micro_batches, const SegmentStarts& starts, AccumulationOrder order) {
+  check(blocks >= 1 && micro_batches >= 1, "a schedule needs blocks and micro-batches, not {} and {}", blocks, micro_batches);
+  SegmentStarts every(static_cast<std::size_t>(blocks));
+  std::iota(every.begin(), every.end(), 0);
+  check(starts.empty() || (starts[0] == 0 && starts.back() < blocks && std::ranges::is_sorted(starts, std::less_equal{})),
+        "segments begin at block 0 and at ascending blocks below {}", blocks);
+  const std::vector<Action> one = one_micro_batch(blocks, starts.empty() ? every : starts);
   std::vector<Action> all;
   const auto add = [&](Action a, int m) {
     a.micro_batch = m;

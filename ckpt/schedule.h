@@ -23,9 +23,11 @@ struct Action {
 // them in reverse.
 enum class AccumulationOrder { BatchMajor, LayerMajor };
 
-// segment_blocks: forward keeps the inputs of blocks 0, K, 2K, ... only, and all inputs of the last segment; before the backward
-// of an earlier segment its other inputs are restored by replaying all of its blocks but the last. 1: every input is kept.
-std::vector<Action> make_schedule(int blocks, int micro_batches, int segment_blocks, AccumulationOrder order);
+// Where the blocks are cut into segments: the first block of each, ascending, beginning with 0. Forward keeps these blocks'
+// inputs only, and all inputs of the last segment; before the backward of an earlier segment its other inputs are restored by
+// replaying all of its blocks but the last. Empty: every block is a segment, every input is kept.
+using SegmentStarts = std::vector<int>;
+std::vector<Action> make_schedule(int blocks, int micro_batches, const SegmentStarts& starts, AccumulationOrder order);
 
 // When units' gradients are reduced. EachMicroBatch: at the end of every backward. Once: at the unit's last backward of the
 // step. In layer-major order, both: when the part has seen all its micro-batches.

@@ -129,7 +129,7 @@ void ShardUnit::parameters_changed() {
 void ShardUnit::begin_step() {
   std::fill(written_.begin(), written_.end(), false);
   device_.zero(Stream::Compute, gradient_.data(), gradient_.bytes());
-  if (running_) device_.zero(Stream::Compute, running_->flat(), running_->elements() * kFloat);
+  if (running_) running_->clear(device_);
 }
 
 UnitGradients& ShardUnit::gradients(Tag lifetime) {
@@ -137,8 +137,7 @@ UnitGradients& ShardUnit::gradients(Tag lifetime) {
     const Allocator::Asking asking(device_.memory, spec_.name);
     std::vector<std::int64_t> offsets;
     for (const Place& place : places_) offsets.push_back(place.frozen ? -1 : trainable_.offset(place.index));
-    const bool stays = options_.strategy == Strategy::Optimizer || (options_.strategy == Strategy::None && !gradient_);
-    running_.emplace(device_, std::move(offsets), trainable_.padded(), stays ? Tag::Gradients : lifetime);
+    running_.emplace(device_, std::move(offsets), trainable_.padded(), running_stays() ? Tag::Gradients : lifetime);
   }
   return *running_;
 }
@@ -165,10 +164,9 @@ void ShardUnit::finish_reduction() {
   reduced_ = {};
   if (options_.strategy == Strategy::None && gradient_)
     device_.add(Stream::Compute, gradient_.data<float>(), gradient_.data<float>(), reducing_->flat(), reducing_->elements());
-  const bool stays = options_.strategy == Strategy::Optimizer || (options_.strategy == Strategy::None && !gradient_);
-  if (stays) {
+  if (running_stays()) {
     running_ = std::move(reducing_);
-    if (options_.strategy == Strategy::Optimizer) device_.zero(Stream::Compute, running_->flat(), running_->elements() * kFloat);
+    if (options_.strategy == Strategy::Optimizer) running_->clear(device_);
   }
   reducing_.reset();
 }

@@ -92,6 +92,10 @@ class ShardUnit final : public ParamSource {
 
  private:
   bool replicated() const { return options_.strategy != Strategy::Full; }
+  // Is the buffer that backwards add to kept for the whole run? (Gradients are not sharded.)
+  bool running_stays() const {
+    return options_.strategy == Strategy::Optimizer || (options_.strategy == Strategy::None && !gradient_);
+  }
   std::int64_t local_elements(const FlatLayout& layout) const { return replicated() ? layout.padded() : layout.shard(); }
   std::int64_t own_begin() const { return replicated() ? trainable_.shard() * comm_.rank() : 0; }
   void fill_start_values();

@@ -1,5 +1,7 @@
 #include "tensor/params.h"
 
+#include <algorithm>
+
 namespace regather {
 
 UnitGradients::UnitGradients(Device& device, std::vector<std::int64_t> offsets, std::int64_t elements, Tag tag)
@@ -7,6 +9,11 @@ UnitGradients::UnitGradients(Device& device, std::vector<std::int64_t> offsets, 
       written_(offsets_.size(), false),
       elements_(elements),
       buffer_(device.memory, elements * static_cast<std::int64_t>(sizeof(float)), tag) {
+  clear(device);
+}
+
+void UnitGradients::clear(Device& device) {
+  std::fill(written_.begin(), written_.end(), false);
   device.zero(Stream::Compute, buffer_.data<float>(), buffer_.bytes());
 }
 

@@ -75,6 +75,7 @@ class UnitGradients {
   // offsets[i]: where parameter i begins, in elements; -1: frozen, no gradient. elements: of the whole buffer, padding included.
   UnitGradients(Device& device, std::vector<std::int64_t> offsets, std::int64_t elements, Tag tag);
   float* data(int i);  // null if frozen or in a meta run; marks the parameter as written
+  void clear(Device& device);  // zero again, nothing written
   bool written(int i) const { return written_[static_cast<std::size_t>(i)]; }
   bool trainable(int i) const { return offsets_[static_cast<std::size_t>(i)] >= 0; }
   float* flat() const { return buffer_.data<float>(); }
