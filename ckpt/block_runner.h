@@ -1,0 +1,52 @@
+// Runs one part of the model: where sharding and checkpointing meet. Every pass acquires the part's units once, with the pass
+// stated, and what a backward has to run again runs under the backward's own lease: it never gathers a second time.
+// Tapes are per micro-batch. It interprets; what runs when is decided by the step plan.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "dist/shard_unit.h"
+#include "tensor/block.h"
+
+namespace regather {
+
+class BlockRunner {
+ public:
+  // plan: what forward keeps. name: for messages ("block 7").
+  BlockRunner(const Part& part, std::string name, std::vector<ShardUnit*> units, Device& device, SavePlan plan, int micro_batches);
+
+  // Called when the units are acquired and before anything is computed: the time to start the next gather.
+  using Acquired = std::function<void()>;
+  enum class Keep { AsPlanned, Everything };
+
+  // (inputs) -> outputs. Keep::Everything: this micro-batch's backward comes next.
+  Activations forward(int micro_batch, Activations x, const RngKey& key, Keep keep, const Acquired& acquired);
+  void drop_inputs(int micro_batch);
+  void bind_inputs(int micro_batch, const Activations& x);
+  Activations replay(int micro_batch, const Acquired& acquired);  // the outputs once more
+  // Gradients of outputs -> gradients of inputs. reduces: units whose gradients are reduced when it is done.
+  // no_parameters: the part's backward reads none, nothing is acquired.
+  enum class Reads { Parameters, NoParameters };
+  Activations backward(int micro_batch, Activations dy, const std::vector<ShardUnit*>& reduces, Reads reads, const Acquired& acquired);
+  // A loss: forward and backward under one lease. Returns the gradients of the inputs; `y` receives the outputs.
+  Activations forward_backward(Activations x, Activations dy, const RngKey& key, const std::vector<ShardUnit*>& reduces,
+                               const Acquired& acquired, Activations& y);
+  Activations evaluate(const Activations& x, const Acquired& acquired);
+  void forget();  // tapes of a step that did not end
+
+ private:
+  std::vector<ShardUnit::Lease> acquire(Pass pass, const Acquired& acquired);
+  ParamView view() const;
+  Activations record(Tape& tape, Activations x, const ParamView& params);
+  Gradients gradients(const std::vector<ShardUnit*>& reduces);
+
+  const Part& part_;
+  std::string name_;
+  std::vector<ShardUnit*> units_;
+  Device& device_;
+  SavePlan plan_;
+  std::vector<std::unique_ptr<Tape>> tapes_;
+};
+
+}  // namespace regather
