@@ -124,6 +124,12 @@ void ShardUnit::parameters_changed() {
   waited_ = false;
 }
 
+void ShardUnit::finish_refresh() {
+  if (!replicated()) return;
+  device_.wait(Stream::Compute, full_.arrival);
+  full_.arrival = {};
+}
+
 // ---- gradients ------------------------------------------------------------------------------------------------------
 
 void ShardUnit::begin_step() {

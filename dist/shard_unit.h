@@ -55,7 +55,8 @@ class ShardUnit final : public ParamSource {
   void prefetch(Pass pass);
   Lease acquire(Pass pass);
   void evict();
-  void parameters_changed();  // after the optimizer: full copies are stale
+  void parameters_changed();  // after the optimizer: full copies are stale; replicas start to be refreshed
+  void finish_refresh();
   bool resident() const { return replicated() || static_cast<bool>(full_); }
   const std::vector<ParamInfo>& table() const override { return spec_.params; }
   const void* data(int i) override;

@@ -1,0 +1,68 @@
+#include "dist/optimizer.h"
+
+#include <algorithm>
+
+#include "tensor/ops/optimizer.h"
+
+namespace regather {
+
+ShardedOptimizer::ShardedOptimizer(std::span<const std::unique_ptr<ShardUnit>> units, Device& device,
+                                   const OptimizerOptions& options)
+    : device_(device), options_(options) {
+  for (const auto& unit : units) {
+    State state{unit.get(), {}, {}};
+    if (options_.type == OptimizerOptions::Type::AdamW) {
+      const Allocator::Asking asking(device.memory, unit->name());
+      const std::int64_t bytes = unit->state_elements() * static_cast<std::int64_t>(sizeof(float));
+      state.first = Buffer(device.memory, bytes, Tag::Optimizer);
+      state.second = Buffer(device.memory, bytes, Tag::Optimizer);
+      device.zero(Stream::Compute, state.first.data(), bytes);
+      device.zero(Stream::Compute, state.second.data(), bytes);
+    }
+    states_.push_back(std::move(state));
+  }
+}
+
+void ShardedOptimizer::step(double lr, double gradient_scale, std::int64_t step) {
+  if (device_.meta()) return;
+  for (State& state : states_)
+    for (const ShardUnit::OwnedPiece& piece : state.unit->updated()) {
+      const bool decays = state.unit->table()[static_cast<std::size_t>(piece.param)].decay;
+      const double decay = decays ? options_.weight_decay : 0.0;
+      if (options_.type == OptimizerOptions::Type::Sgd) {
+        sgd(piece.value, piece.gradient, piece.size, {.lr = lr, .weight_decay = decay, .gradient_scale = gradient_scale});
+        continue;
+      }
+      adamw(piece.value, state.first.data<float>() + piece.state, state.second.data<float>() + piece.state, piece.gradient,
+            piece.size,
+            {.lr = lr, .beta1 = options_.beta1, .beta2 = options_.beta2, .eps = options_.eps, .weight_decay = decay,
+             .step = step, .gradient_scale = gradient_scale});
+    }
+}
+
+double ShardedOptimizer::gradient_squares() const {
+  double sum = 0;
+  if (device_.meta()) return sum;
+  for (const State& state : states_)
+    for (const ShardUnit::OwnedPiece& piece : state.unit->normed()) sum += sum_of_squares(piece.gradient, piece.size);
+  return sum;
+}
+
+std::vector<double> ShardedOptimizer::nonzero_gradients() const {
+  std::vector<double> out;
+  for (const State& state : states_) {
+    std::vector<double> of_unit(state.unit->table().size(), 0.0);
+    for (const ShardUnit::OwnedPiece& piece : state.unit->normed())
+      if (!device_.meta() && std::any_of(piece.gradient, piece.gradient + piece.size, [](float g) { return g != 0.0F; }))
+        of_unit[static_cast<std::size_t>(piece.param)] = 1.0;
+    for (std::size_t i = 0; i < of_unit.size(); ++i)
+      if (state.unit->table()[i].trainable) out.push_back(of_unit[i]);
+  }
+  return out;
+}
+
+double clip_scale(double norm, double max_norm) {
+  return max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
+}
+
+}  // namespace regather

@@ -1,0 +1,144 @@
+#include "launcher/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+namespace regather {
+namespace {
+
+constexpr std::int64_t kStepsToLearn = 2;  // a parameter without any gradient in so many steps is an error
+constexpr Label kScalars{"scalars", Pass::Step};
+
+std::int64_t counted_tokens(const Batch& batch) {
+  const std::int32_t* targets = batch.targets.data<std::int32_t>();
+  return batch.targets.numel() - std::count(targets, targets + batch.targets.numel(), -1);
+}
+
+double sum(const Tensor& token_losses) {
+  const float* losses = token_losses.data();
+  double total = 0;
+  for (std::int64_t i = 0; i < token_losses.numel(); ++i) total += static_cast<double>(losses[i]);
+  return total;
+}
+
+}  // namespace
+
+Trainer::Trainer(const Model& model, Device& device, Communicator& comm, const TrainerOptions& options)
+    : device_(device), comm_(comm), options_(options), parameters_(model.num_parameters()) {
+  stack_ = std::make_unique<StackRunner>(
+      model, device, comm,
+      StackOptions{options.checkpoint, options.plan, options.strategy, options.prefetch, options.seed});
+  bool trains = false;
+  for (const auto& unit : stack_->units()) trains = trains || unit->has_trainable();
+  if (!trains) throw UsageError("every parameter of the model is frozen: there is nothing to train");
+  optimizer_ = std::make_unique<ShardedOptimizer>(stack_->units(), device, options.optimizer);
+}
+
+Tensor Trainer::loss_weights(const Shape& shape, double total_tokens) {
+  Tensor weights(device_.memory, shape, Tag::Workspace);
+  std::fill_n(weights.fresh(), weights.numel(), static_cast<float>(1.0 / total_tokens));
+  return weights;
+}
+
+Trainer::Sums Trainer::forward_backward(std::span<const Batch> batches, double total_tokens) {
+  const Tensor weights = loss_weights(batches[0].targets.shape(), total_tokens);
+  std::vector<MicroBatch> micro;
+  for (const Batch& b : batches) micro.push_back({b.tokens, b.targets, weights, static_cast<std::uint64_t>(b.first_sequence)});
+  Sums sums;
+  stack_->step(micro, static_cast<std::uint64_t>(steps_done_), [&](int, const Tensor& losses) { sums.loss += sum(losses); });
+  sums.squares = optimizer_->gradient_squares();
+  return sums;
+}
+
+StepReport Trainer::step(std::span<const Batch> batches) {
+  StepReport report;
+  report.step = steps_done_ + 1;
+  report.lr = options_.learning_rate.at(report.step);
+  comm_.set_where(fmt::format("step {}", report.step));
+  return with_context([&] { return comm_.where(); }, [&] {
+    const auto begin = std::chrono::steady_clock::now();
+    comm_.reset_ledger();
+    device_.trace = &trace_;
+    const double flops[] = {trace_.forward_flops, trace_.recomputed_flops};
+
+    double tokens = 0;
+    for (const Batch& b : batches) tokens += static_cast<double>(counted_tokens(b));
+    comm_.all_reduce(std::span(&tokens, 1), kScalars);
+    report.tokens = static_cast<std::int64_t>(tokens);
+    report.skipped = tokens == 0;
+    if (!report.skipped) {
+      const Sums own = forward_backward(batches, tokens);
+      double totals[] = {own.loss, own.squares};
+      comm_.all_reduce(totals, kScalars);
+      report.loss = totals[0] / tokens;
+      report.grad_norm = std::sqrt(totals[1]);
+      report.skipped = !std::isfinite(report.loss) || !std::isfinite(report.grad_norm);
+      if (report.skipped && options_.nonfinite == TrainerOptions::Nonfinite::Error)
+        throw Error(fmt::format("the loss is {} and the gradient's norm is {} (train.nonfinite: error)", report.loss, report.grad_norm));
+      if (!report.skipped) {
+        check_every_parameter_learns();
+        optimizer_->step(report.lr, clip_scale(report.grad_norm, options_.clip_grad_norm), ++updates_);
+      }
+      for (auto& unit : stack_->units()) unit->parameters_changed();
+      for (auto& unit : stack_->units()) unit->finish_refresh();
+      audit(report);
+    }
+    ++steps_done_;
+    report.collectives = comm_.ledger().entries();
+    report.forward_flops = trace_.forward_flops - flops[0];
+    report.recomputed_flops = trace_.recomputed_flops - flops[1];
+    report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return report;
+  });
+}
+
+// A parameter that no backward wrote is not part of the loss; one whose gradient is zero in every element, step after step, is
+// cut off from it. Both train nothing and would go unnoticed.
+void Trainer::check_every_parameter_learns() {
+  std::vector<const ParamInfo*> trainable;
+  for (const auto& unit : stack_->units())
+    for (std::size_t i = 0; i < unit->table().size(); ++i) {
+      const ParamInfo& p = unit->table()[i];
+      if (!p.trainable) continue;
+      if (!p.optional && !unit->written(static_cast<int>(i)))
+        throw Error(fmt::format("parameter {} is trainable, but no backward of this step wrote its gradient; declare it optional or freeze it", p.name));
+      trainable.push_back(&p);
+    }
+  if (steps_done_ >= kStepsToLearn) return;
+  std::vector<double> nonzero = optimizer_->nonzero_gradients();
+  comm_.all_reduce(nonzero, kScalars);
+  learned_.resize(nonzero.size(), 0.0);
+  for (std::size_t i = 0; i < nonzero.size(); ++i) learned_[i] += nonzero[i];
+  if (steps_done_ + 1 < kStepsToLearn) return;
+  for (std::size_t i = 0; i < learned_.size(); ++i)
+    if (learned_[i] == 0.0 && !trainable[i]->optional)
+      throw Error(fmt::format("the gradient of parameter {} was zero in every element of the first {} steps; declare it optional or freeze it",
+                              trainable[i]->name, kStepsToLearn));
+}
+
+void Trainer::audit(StepReport& report) const {
+  Ledger::Entries measured = comm_.ledger().entries();
+  std::erase_if(measured, [](const auto& entry) { return entry.first.pass == Pass::Step; });
+  report.audit = differences(stack_->expected(), measured);
+  if (report.audit.empty() || options_.audit == TrainerOptions::Audit::Warn) return;
+  std::string text = "the step communicated other than planned (communication.audit: error)";
+  for (const std::string& line : report.audit) text += "\n  " + line;
+  throw Error(text);
+}
+
+double Trainer::evaluate(std::span<const Batch> batches) {
+  return with_context([&] { return fmt::format("evaluation after step {}", steps_done_); }, [&] {
+    double totals[] = {0, 0};
+    for (const Batch& b : batches) {
+      const Tensor losses = stack_->evaluate(b.tokens, b.targets);
+      totals[0] += sum(losses);
+      totals[1] += static_cast<double>(counted_tokens(b));
+    }
+    comm_.all_reduce(totals, {"scalars", Pass::Evaluation});
+    if (totals[1] == 0) throw Error("no token to evaluate on");
+    return totals[0] / totals[1];
+  });
+}
+
+}  // namespace regather

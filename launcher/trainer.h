@@ -1,0 +1,77 @@
+// A model in training on this rank: step() does everything between a batch and changed parameters, the same on every rank
+// (accumulation, reduction, clipping, optimizer, the audit of what was communicated). It knows no file and no command line.
+// Invariant: after an exception the model is as it was before the step, or every rank fails.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ckpt/stack_runner.h"
+#include "dist/optimizer.h"
+#include "launcher/data.h"
+#include "launcher/schedule.h"
+#include "tensor/trace.h"
+
+namespace regather {
+
+struct TrainerOptions {
+  CheckpointPlan checkpoint;
+  StepPlanOptions plan;
+  Strategy strategy = Strategy::Full;
+  int prefetch = 1;
+  OptimizerOptions optimizer;
+  LearningRate learning_rate;
+  double clip_grad_norm = 1.0;  // 0: not clipped
+  enum class Nonfinite { Error, Skip } nonfinite = Nonfinite::Error;
+  enum class Audit { Error, Warn } audit = Audit::Error;
+  std::uint64_t seed = 1;
+};
+
+struct StepReport {
+  std::int64_t step = 0;             // from 1
+  double loss = 0, grad_norm = 0, lr = 0;
+  std::int64_t tokens = 0;           // counted, of all ranks
+  bool skipped = false;              // nothing was updated: numbers that are not finite, or no token to learn from
+  double seconds = 0;
+  double forward_flops = 0, recomputed_flops = 0;
+  Ledger::Entries collectives;       // of this rank
+  std::vector<std::string> audit;    // differences to the plan; empty: as expected
+};
+
+class Trainer {
+ public:
+  // The model, device and communicator outlive the trainer.
+  Trainer(const Model& model, Device& device, Communicator& comm, const TrainerOptions& options);
+
+  // batches: this rank's micro-batches of the step. Collective. Throws if the step can't be trusted (see TrainerOptions).
+  StepReport step(std::span<const Batch> batches);
+  // Mean loss over all counted tokens of all ranks' batches. Changes nothing. Collective: as many batches on every rank.
+  double evaluate(std::span<const Batch> batches);
+
+  std::int64_t steps_done() const { return steps_done_; }
+  StackRunner& stack() { return *stack_; }
+  Trace& trace() { return trace_; }
+  std::int64_t parameters() const { return parameters_; }
+
+ private:
+  struct Sums {
+    double loss = 0, squares = 0;
+  };
+  Tensor loss_weights(const Shape& shape, double total_tokens);
+  Sums forward_backward(std::span<const Batch> batches, double total_tokens);
+  void check_every_parameter_learns();
+  void audit(StepReport& report) const;
+
+  Device& device_;
+  Communicator& comm_;
+  TrainerOptions options_;
+  Trace trace_;
+  std::unique_ptr<StackRunner> stack_;
+  std::unique_ptr<ShardedOptimizer> optimizer_;
+  std::vector<double> learned_;  // by trainable parameter: ranks that saw a gradient in the first steps
+  std::int64_t parameters_ = 0, steps_done_ = 0, updates_ = 0;
+};
+
+}  // namespace regather
