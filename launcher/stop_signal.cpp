@@ -1,0 +1,27 @@
+#include "launcher/stop_signal.h"
+
+namespace regather {
+namespace {
+
+volatile std::sig_atomic_t received = 0;
+
+}  // namespace
+
+const volatile std::sig_atomic_t* StopSignal::flag() { return &received; }
+
+StopSignal::StopSignal() {
+  received = 0;
+  struct sigaction action {};
+  action.sa_handler = [](int) { received = 1; };
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGTERM, &action, &terminate_);
+  sigaction(SIGUSR1, &action, &user_);
+}
+
+StopSignal::~StopSignal() {
+  sigaction(SIGTERM, &terminate_, nullptr);
+  sigaction(SIGUSR1, &user_, nullptr);
+}
+
+}  // namespace regather

@@ -1,0 +1,189 @@
+// What must not change numbers does not change a bit: policies, slots, prefetch, evaluation in between. What may change them by
+// rounding stays within stated bounds: the number of ranks, the order of accumulation, the strategy.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/launcher/training_run.h"
+
+namespace regather::testing {
+namespace {
+
+std::vector<PolicyOptions> policies_of(int layers) {
+  return {{.policy = "full"},
+          {.policy = "full", .order = Order::Ahead},
+          {.policy = "full", .order = Order::Eager},
+          {.policy = "every_n_layers", .every_n_layers = 2},
+          {.policy = "layers", .layers = {1, layers - 1}},
+          {.policy = "segments", .segments = 1},
+          {.policy = "segments", .segments = 2},
+          {.policy = "segments", .segments = 3}};
+}
+
+std::string describe(const RunSetup& s) {
+  return fmt::format("{} {} world {} strategy {} slots {} micro-batches {} order {} reduce {}", s.model.type, s.policy.policy, s.world,
+                     static_cast<int>(s.strategy), s.plan.slots, s.plan.micro_batches, static_cast<int>(s.plan.order),
+                     static_cast<int>(s.plan.reduce));
+}
+
+void expect_same_bits(const RunResult& a, const RunResult& b, const RunSetup& s) {
+  EXPECT_EQ(a.losses, b.losses) << describe(s);
+  EXPECT_EQ(a.norms, b.norms) << describe(s);
+  EXPECT_TRUE(a.gradients == b.gradients) << describe(s);
+  EXPECT_TRUE(a.parameters == b.parameters) << describe(s);
+}
+
+// |difference| <= bound x the largest of the tensor, for every tensor.
+void expect_close(const RunResult& a, const RunResult& b, float bound, const std::string& what) {
+  ASSERT_EQ(a.gradients.size(), b.gradients.size());
+  float largest_of_all = 0;
+  for (const auto& [name, values] : b.gradients)
+    for (float v : values) largest_of_all = std::max(largest_of_all, std::abs(v));
+  for (const auto& [name, values] : b.gradients) {
+    float largest = 0, difference = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      largest = std::max(largest, std::abs(values[i]));
+      difference = std::max(difference, std::abs(values[i] - a.gradients.at(name)[i]));
+    }
+    // The bias of the keys has a gradient that is zero but for rounding: measured against the largest of all tensors.
+    EXPECT_LE(difference, std::max(bound * largest, 1e-6F * largest_of_all)) << what << ": " << name;
+  }
+}
+
+class Equivalence : public ::testing::TestWithParam<std::string> {
+ protected:
+  RunSetup setup() const {
+    RunSetup s;
+    s.model.type = GetParam();
+    if (s.model.type == "llama") {
+      s.model.heads = 4;
+      s.model.kv_heads = 2;
+      s.model.tie_embeddings = false;
+    }
+    return s;
+  }
+};
+
+TEST_P(Equivalence, EveryPolicyGivesTheSameBits) {
+  for (const Strategy strategy : {Strategy::Full, Strategy::Gradients, Strategy::Optimizer, Strategy::None})
+    for (const int world : {1, 2})
+      for (const auto order : {AccumulationOrder::BatchMajor, AccumulationOrder::LayerMajor})
+        for (const auto reduce : {ReduceWhen::EachMicroBatch, ReduceWhen::Once}) {
+          RunSetup s = setup();
+          s.strategy = strategy;
+          s.world = world;
+          s.plan.order = order;
+          s.plan.reduce = reduce;
+          s.plan.micro_batches = 2;
+          const RunResult reference = train(s);
+          for (const PolicyOptions& policy : policies_of(4)) {
+            s.policy = policy;
+            expect_same_bits(train(s), reference, s);
+          }
+        }
+}
+
+TEST_P(Equivalence, DropoutDrawsTheSameMasksWhenRunAgain) {
+  RunSetup s = setup();
+  s.model.dropout = 0.1F;
+  const RunResult reference = train(s);
+  for (const PolicyOptions& policy : policies_of(4)) {
+    RunSetup with = s;
+    with.policy = policy;
+    expect_same_bits(train(with), reference, with);
+  }
+  RunSetup other_seed = s;
+  other_seed.seed = 2;
+  EXPECT_NE(train(other_seed).losses, reference.losses);
+  RunSetup without = s;
+  without.model.dropout = 0;
+  EXPECT_NE(train(without).losses, reference.losses);
+}
+
+TEST_P(Equivalence, DropoutMasksDoNotDependOnTheNumberOfRanks) {
+  RunSetup s = setup();
+  s.model.dropout = 0.1F;
+  s.world = 1;
+  s.micro_batch = 4;
+  const RunResult one = train(s);
+  s.world = 4;
+  s.micro_batch = 1;
+  const RunResult four = train(s);
+  EXPECT_NEAR(one.losses[0], four.losses[0], 2e-6 * one.losses[0]);
+}
+
+TEST_P(Equivalence, SlotsAndPrefetchGiveTheSameBits) {
+  RunSetup s = setup();
+  s.policy.policy = "full";
+  s.plan.micro_batches = 2;
+  const RunResult reference = train(s);
+  for (int slots = 1; slots <= 4; ++slots)
+    for (int prefetch = 0; prefetch <= 3; ++prefetch) {
+      s.plan.slots = slots;
+      s.prefetch = prefetch;
+      expect_same_bits(train(s), reference, s);
+    }
+}
+
+TEST_P(Equivalence, TheSameGlobalBatchOnAnyNumberOfRanks) {
+  RunSetup s = setup();
+  s.world = 1;
+  s.micro_batch = 12;
+  s.steps = 3;
+  const RunResult one = train(s);
+  for (const int world : {2, 3, 4})
+    for (const Strategy strategy : {Strategy::Full, Strategy::Gradients, Strategy::Optimizer, Strategy::None}) {
+      s.world = world;
+      s.micro_batch = 12 / world;
+      s.strategy = strategy;
+      const RunResult many = train(s);
+      for (std::size_t i = 0; i < one.losses.size(); ++i) {
+        EXPECT_NEAR(many.losses[i], one.losses[i], 2e-6 * one.losses[i]) << world << " ranks, step " << i;
+        EXPECT_NEAR(many.norms[i], one.norms[i], 1e-5 * one.norms[i]) << world << " ranks, step " << i;
+      }
+      expect_close(many, one, 1e-5F, fmt::format("{} ranks, {}", world, describe(s)));
+    }
+}
+
+TEST_P(Equivalence, AccumulationGivesTheGradientOfTheWholeBatch) {
+  RunSetup s = setup();
+  s.micro_batch = 8;
+  s.steps = 1;
+  const RunResult whole = train(s);
+  for (const int micro_batches : {2, 4})
+    for (const auto order : {AccumulationOrder::BatchMajor, AccumulationOrder::LayerMajor})
+      for (const auto reduce : {ReduceWhen::EachMicroBatch, ReduceWhen::Once})
+        for (const Strategy strategy : {Strategy::Full, Strategy::Optimizer, Strategy::None}) {
+          s.micro_batch = 8 / micro_batches;
+          s.plan.micro_batches = micro_batches;
+          s.plan.order = order;
+          s.plan.reduce = reduce;
+          s.strategy = strategy;
+          const RunResult parts = train(s);
+          EXPECT_NEAR(parts.losses[0], whole.losses[0], 2e-6 * whole.losses[0]) << describe(s);
+          EXPECT_NEAR(parts.norms[0], whole.norms[0], 1e-5 * whole.norms[0]) << describe(s);
+          expect_close(parts, whole, 1e-5F, describe(s));
+        }
+}
+
+TEST_P(Equivalence, EvaluationChangesNothing) {
+  for (const Strategy strategy : {Strategy::Full, Strategy::Gradients})
+    for (const std::string policy : {"none", "full"}) {
+      RunSetup s = setup();
+      s.strategy = strategy;
+      s.policy.policy = policy;
+      s.steps = 4;
+      const RunResult without = train(s);
+      s.evaluate_before = {0, 1, 1, 3};
+      const RunResult with = train(s);
+      expect_same_bits(with, without, s);
+      EXPECT_EQ(with.collectives.back().size(), without.collectives.back().size());
+      EXPECT_TRUE(differences(without.collectives.back(), with.collectives.back()).empty());
+      EXPECT_EQ(with.evaluations[1], train(s).evaluations[1]);
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Equivalence, ::testing::Values("gpt2", "llama"), [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace regather::testing

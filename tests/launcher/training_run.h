@@ -1,0 +1,152 @@
+// Trains a small model for a few steps on simulated or real ranks and returns everything that a test may compare: losses,
+// whole gradients by parameter, the ledger, exact bytes, what ran. Batches are a function of the step and the sequence's index
+// in it, so that any number of ranks trains on the same global batch.
+#pragma once
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/trainer.h"
+#include "model/registry.h"
+
+namespace regather::testing {
+
+struct RunSetup {
+  ModelConfig model{.type = "gpt2", .layers = 4, .hidden = 32, .heads = 2, .vocab = 257, .max_sequence = 16, .init_std = 0.2F};
+  PolicyOptions policy{.policy = "none"};
+  StepPlanOptions plan;
+  Strategy strategy = Strategy::Full;
+  OptimizerOptions optimizer;
+  int world = 2, steps = 2;
+  std::int64_t micro_batch = 2, sequence = 16;
+  std::optional<int> prefetch;
+  double lr = 1e-2, clip = 1.0;
+  std::uint64_t seed = 1;
+  Allocator::Mode mode = Allocator::Mode::Real;
+  std::vector<int> evaluate_before;  // steps (from 0) before which an evaluation runs
+};
+
+struct RunResult {
+  std::vector<double> losses, norms, evaluations;
+  std::map<std::string, std::vector<float>> gradients, parameters;  // of the last step; after it
+  std::vector<Ledger::Entries> collectives;                         // by step, of rank 0
+  std::vector<std::vector<Allocator::Event>> events;                // by step, of rank 0
+  BytesByTag peak{}, at_peak{}, before{};                           // of the last step, rank 0; before: live when it began
+  std::int64_t peak_total = 0;
+  double forward_flops = 0, recomputed_flops = 0;                   // of the last step, rank 0
+  std::map<std::string, int, std::less<>> runs, reruns;             // of the last step, rank 0
+};
+
+inline std::int32_t token_at(std::uint64_t step, std::uint64_t sequence, std::uint64_t t, std::int64_t vocab) {
+  return static_cast<std::int32_t>(mix(mix(mix(7, step), sequence), t) % static_cast<std::uint64_t>(vocab));
+}
+
+inline Batch make_batch(Allocator& memory, const RunSetup& s, int rank, int world, int step, int m) {
+  const BatchGrid grid{world, s.micro_batch, s.plan.micro_batches};
+  Batch batch;
+  batch.first_sequence = grid.first_sequence(rank, m);
+  batch.tokens = Tensor(memory, {s.micro_batch, s.sequence}, Tag::Workspace, DType::I32);
+  batch.targets = Tensor(memory, {s.micro_batch, s.sequence}, Tag::Workspace, DType::I32);
+  for (std::int64_t b = 0; !memory.meta() && b < s.micro_batch; ++b)
+    for (std::int64_t t = 0; t < s.sequence; ++t) {
+      const auto sequence = static_cast<std::uint64_t>(batch.first_sequence + b);
+      const auto at = [&](std::int64_t i) {
+        return token_at(static_cast<std::uint64_t>(step), sequence, static_cast<std::uint64_t>(i), s.model.vocab);
+      };
+      batch.tokens.fresh<std::int32_t>()[b * s.sequence + t] = at(t);
+      batch.targets.fresh<std::int32_t>()[b * s.sequence + t] = at(t + 1);
+    }
+  return batch;
+}
+
+inline TrainerOptions trainer_options(const RunSetup& s) {
+  TrainerOptions o;
+  o.checkpoint = make_checkpoint_plan(s.policy, static_cast<int>(s.model.layers));
+  o.plan = s.plan;
+  o.strategy = s.strategy;
+  o.prefetch = s.prefetch.value_or(std::min(1, s.plan.slots - 1));
+  o.optimizer = s.optimizer;
+  o.learning_rate = {.shape = LearningRate::Shape::Constant, .peak = s.lr};
+  o.clip_grad_norm = s.clip;
+  o.seed = s.seed;
+  return o;
+}
+
+// Copies the elements that this rank owns to where they belong in the whole tensors.
+inline void collect(Trainer& trainer, RunResult& result, std::mutex& mutex) {
+  const std::lock_guard lock(mutex);
+  for (auto& unit : trainer.stack().units())
+    for (const ShardUnit::OwnedPiece& piece : unit->normed()) {
+      const ParamInfo& info = unit->table()[static_cast<std::size_t>(piece.param)];
+      for (auto [whole, part] : {std::pair{&result.gradients[info.name], piece.gradient}, {&result.parameters[info.name], piece.value}}) {
+        whole->resize(static_cast<std::size_t>(info.shape.numel()));
+        std::memcpy(whole->data() + piece.first, part, static_cast<std::size_t>(piece.size) * sizeof(float));
+      }
+    }
+}
+
+// One rank's part of a run. result is filled by rank 0, gradients and parameters by all.
+inline void run_rank(const RunSetup& s, const Model& model, Communicator& comm, RunResult& result, std::mutex& mutex) {
+  CpuDevice device(s.mode);
+  Trainer trainer(model, device, comm, trainer_options(s));
+  const bool first = comm.rank() == 0;
+  for (int step = 0; step < s.steps; ++step) {
+    std::vector<Batch> batches;
+    for (int m = 0; m < s.plan.micro_batches; ++m)
+      batches.push_back(make_batch(device.memory, s, comm.rank(), comm.size(), step, m));
+    if (std::ranges::find(s.evaluate_before, step) != s.evaluate_before.end()) {
+      const double loss = trainer.evaluate(std::span(batches).first(1));
+      if (first) result.evaluations.push_back(loss);
+    }
+    device.memory.restart_peaks();
+    std::vector<Allocator::Event> events;
+    device.memory.log = &events;
+    if (first) result.before = device.memory.live_by_tag();
+    trainer.trace().runs.clear();
+    trainer.trace().reruns.clear();
+    const StepReport report = trainer.step(batches);
+    device.memory.log = nullptr;
+    if (!first) continue;
+    result.losses.push_back(report.loss);
+    result.norms.push_back(report.grad_norm);
+    result.collectives.push_back(report.collectives);
+    result.events.push_back(std::move(events));
+    result.peak = device.memory.peak_by_tag();
+    result.at_peak = device.memory.at_peak();
+    result.peak_total = device.memory.peak_total();
+    result.forward_flops = report.forward_flops;
+    result.recomputed_flops = report.recomputed_flops;
+    result.runs = trainer.trace().runs;
+    result.reruns = trainer.trace().reruns;
+  }
+  if (!device.meta()) collect(trainer, result, mutex);
+}
+
+inline RunResult train(const RunSetup& s) {
+  RunResult result;
+  std::mutex mutex;
+  const Model model = make_model(s.model);
+  SimOptions options;
+  options.checked = true;
+  run_ranks(s.world, options, [&](Communicator& comm) { run_rank(s, model, comm, result, mutex); });
+  return result;
+}
+
+// How often and how many bytes a collective of a unit crossed the wire, over all passes (or one).
+inline LedgerCounts total(const Ledger::Entries& entries, Collective collective, std::string_view unit,
+                          std::optional<Pass> pass = {}) {
+  LedgerCounts sum;
+  for (const auto& [key, counts] : entries)
+    if (key.collective == collective && key.unit == unit && (!pass || key.pass == *pass)) {
+      sum.count += counts.count;
+      sum.wire_bytes += counts.wire_bytes;
+      sum.logical_bytes += counts.logical_bytes;
+    }
+  return sum;
+}
+
+}  // namespace regather::testing

@@ -1,0 +1,144 @@
+// What a step communicates, against closed forms that are written here and use nothing of the code that communicates.
+#include <gtest/gtest.h>
+
+#include "tests/launcher/expected_volume.h"
+#include "tests/launcher/training_run.h"
+
+namespace regather::testing {
+namespace {
+
+RunSetup setup(int world, int layers, int slots, int micro_batches) {
+  RunSetup s;
+  s.model.layers = layers;
+  s.model.hidden = 8;
+  s.model.vocab = 11;
+  s.sequence = 4;
+  s.micro_batch = 1;
+  s.steps = 1;
+  s.world = world;
+  s.plan.slots = slots;
+  s.plan.micro_batches = micro_batches;
+  return s;
+}
+
+TEST(Volume, OneMicroBatchGathersEveryBlockTwiceLessTheResidentOnes) {
+  for (const int world : {2, 3, 4})
+    for (const int layers : {4, 5, 6})
+      for (int slots = 1; slots <= layers; ++slots)
+        for (const char* policy : {"none", "full", "every_n_layers"}) {
+          RunSetup s = setup(world, layers, slots, 1);
+          s.policy.policy = policy;
+          const RunResult r = train(s);
+          const UnitSizes sizes(s.model, world);
+          const auto gathers = total(r.collectives[0], Collective::AllGather, "block");
+          const auto reductions = total(r.collectives[0], Collective::ReduceScatter, "block");
+          EXPECT_EQ(gathers.count, 2 * layers - slots);
+          EXPECT_EQ(gathers.wire_bytes, (2 * layers - slots) * (world - 1) * sizes.block_shard * 4);
+          EXPECT_EQ(total(r.collectives[0], Collective::AllGather, "block", Pass::Forward).count, layers);
+          EXPECT_EQ(reductions.count, layers);
+          EXPECT_EQ(reductions.wire_bytes, layers * (world - 1) * sizes.block_shard * 4);
+        }
+}
+
+TEST(Volume, MicroBatchesOneAfterTheOther) {
+  for (const int world : {2, 3})
+    for (const int layers : {4, 6})
+      for (const int micro : {1, 2, 3})
+        for (int slots = 1; slots <= layers; ++slots)
+          for (const char* policy : {"none", "full", "layers", "segments"}) {
+            RunSetup s = setup(world, layers, slots, micro);
+            s.policy = {.policy = policy, .segments = 2, .layers = {1, 2}};
+            const int K = layers / 2;
+            const std::int64_t expected = s.policy.policy == "segments" && slots <= K ? segment_gathers(layers, micro, slots, 2, K)
+                                                                                      : batch_major_gathers(layers, micro, slots);
+            const RunResult r = train(s);
+            EXPECT_EQ(total(r.collectives[0], Collective::AllGather, "block").count, expected)
+                << policy << " L " << layers << " M " << micro << " D " << slots;
+            EXPECT_EQ(total(r.collectives[0], Collective::ReduceScatter, "block").count, layers * micro);
+          }
+}
+
+TEST(Volume, AllMicroBatchesThroughABlockCountAsOne) {
+  for (const int micro : {1, 2, 3})
+    for (int slots = 1; slots <= 6; ++slots)
+      for (const char* policy : {"none", "full", "segments"}) {
+        RunSetup s = setup(2, 6, slots, micro);
+        s.plan.order = AccumulationOrder::LayerMajor;
+        s.policy = {.policy = policy, .segments = 2};
+        const std::int64_t expected = s.policy.policy == "segments" && slots <= 3 ? segment_gathers(6, 1, slots, 2, 3)
+                                                                                  : batch_major_gathers(6, 1, slots);
+        const RunResult r = train(s);
+        EXPECT_EQ(total(r.collectives[0], Collective::AllGather, "block").count, expected) << policy << " M " << micro << " D " << slots;
+        EXPECT_EQ(total(r.collectives[0], Collective::ReduceScatter, "block").count, 6);
+      }
+}
+
+TEST(Volume, RootUnitsByName) {
+  for (const int world : {2, 3, 4})
+    for (const int micro : {1, 3})
+      for (const auto order : {AccumulationOrder::BatchMajor, AccumulationOrder::LayerMajor}) {
+        RunSetup s = setup(world, 4, 2, micro);
+        s.plan.order = order;
+        const RunResult r = train(s);
+        const UnitSizes sizes(s.model, world);
+        const std::int64_t times = order == AccumulationOrder::LayerMajor ? 1 : micro;
+        // The tied table: once for the lookup, once for the head's forward and backward; both contributions are reduced.
+        const auto table = total(r.collectives[0], Collective::AllGather, "wte");
+        EXPECT_EQ(table.count, 2 * times);
+        EXPECT_EQ(table.wire_bytes, 2 * times * (world - 1) * sizes.table_shard * 4);
+        EXPECT_EQ(total(r.collectives[0], Collective::ReduceScatter, "wte").count, 2 * times);
+        EXPECT_EQ(total(r.collectives[0], Collective::AllGather, "wpe").count, times);
+        EXPECT_EQ(total(r.collectives[0], Collective::ReduceScatter, "wpe").count, times);
+        EXPECT_EQ(total(r.collectives[0], Collective::AllGather, "head").count, times);
+        EXPECT_EQ(total(r.collectives[0], Collective::ReduceScatter, "head").count, times);
+      }
+}
+
+TEST(Volume, ReducingOnceReducesEveryUnitOnce) {
+  RunSetup s = setup(2, 4, 2, 3);
+  s.plan.reduce = ReduceWhen::Once;
+  const RunResult r = train(s);
+  for (const char* unit : {"wte", "wpe", "head"}) EXPECT_EQ(total(r.collectives[0], Collective::ReduceScatter, unit).count, 1) << unit;
+  EXPECT_EQ(total(r.collectives[0], Collective::ReduceScatter, "block").count, 4);
+}
+
+TEST(Volume, ReplicatedParametersAreGatheredAfterTheOptimizerOnly) {
+  for (const Strategy strategy : {Strategy::Gradients, Strategy::Optimizer})
+    for (const int micro : {1, 2}) {
+      RunSetup s = setup(3, 4, 2, micro);
+      s.strategy = strategy;
+      const RunResult r = train(s);
+      const UnitSizes sizes(s.model, 3);
+      const auto refresh = total(r.collectives[0], Collective::AllGather, "block", Pass::Optimizer);
+      EXPECT_EQ(refresh.count, 4);
+      EXPECT_EQ(refresh.wire_bytes, 4 * 2 * sizes.block_shard * 4);
+      EXPECT_EQ(total(r.collectives[0], Collective::AllGather, "block").count, 4);
+      EXPECT_EQ(total(r.collectives[0], Collective::ReduceScatter, "block").count, 4 * micro);
+    }
+}
+
+TEST(Volume, DataParallelRanksOnlyAllReduce) {
+  for (const int micro : {1, 2}) {
+    RunSetup s = setup(2, 4, 2, micro);
+    s.strategy = Strategy::None;
+    const RunResult r = train(s);
+    for (const auto& [key, counts] : r.collectives[0]) EXPECT_EQ(key.collective, Collective::AllReduce) << key.unit;
+    EXPECT_EQ(total(r.collectives[0], Collective::AllReduce, "block").count, 4 * micro);
+  }
+}
+
+TEST(Volume, FrozenParametersAreGatheredButNeverReduced) {
+  RunSetup s = setup(2, 4, 2, 1);
+  const RunResult trained = train(s);
+  s.model.frozen = {"*.c_attn.*", "*.mlp.*"};
+  const RunResult frozen = train(s);
+  const UnitSizes sizes(s.model, 2);
+  EXPECT_EQ(total(frozen.collectives[0], Collective::AllGather, "block").count, total(trained.collectives[0], Collective::AllGather, "block").count);
+  const std::int64_t C = s.model.hidden, frozen_elements = 3 * C * C + 3 * C + 8 * C * C + 5 * C;
+  EXPECT_EQ(total(frozen.collectives[0], Collective::ReduceScatter, "block").wire_bytes, 4 * (12 * C * C + 13 * C - frozen_elements) / 2 * 4);
+  EXPECT_FALSE(frozen.gradients.contains("h.0.attn.c_attn.weight"));
+  EXPECT_TRUE(frozen.gradients.contains("h.0.attn.c_proj.weight"));
+}
+
+}  // namespace
+}  // namespace regather::testing
