@@ -12,12 +12,14 @@ constexpr Label kScalars{"scalars", Pass::Step};
 
 std::int64_t counted_tokens(const Batch& batch) {
   const std::int32_t* targets = batch.targets.data<std::int32_t>();
+  if (targets == nullptr) return batch.targets.numel();  // a meta run: every token counts
   return batch.targets.numel() - std::count(targets, targets + batch.targets.numel(), -1);
 }
 
 double sum(const Tensor& token_losses) {
   const float* losses = token_losses.data();
   double total = 0;
+  if (losses == nullptr) return total;
   for (std::int64_t i = 0; i < token_losses.numel(); ++i) total += static_cast<double>(losses[i]);
   return total;
 }
@@ -37,7 +39,7 @@ Trainer::Trainer(const Model& model, Device& device, Communicator& comm, const T
 
 Tensor Trainer::loss_weights(const Shape& shape, double total_tokens) {
   Tensor weights(device_.memory, shape, Tag::Workspace);
-  std::fill_n(weights.fresh(), weights.numel(), static_cast<float>(1.0 / total_tokens));
+  if (!device_.meta()) std::fill_n(weights.fresh(), weights.numel(), static_cast<float>(1.0 / total_tokens));
   return weights;
 }
 
@@ -105,7 +107,7 @@ void Trainer::check_every_parameter_learns() {
         throw Error(fmt::format("parameter {} is trainable, but no backward of this step wrote its gradient; declare it optional or freeze it", p.name));
       trainable.push_back(&p);
     }
-  if (steps_done_ >= kStepsToLearn) return;
+  if (steps_done_ >= kStepsToLearn || device_.meta()) return;
   std::vector<double> nonzero = optimizer_->nonzero_gradients();
   comm_.all_reduce(nonzero, kScalars);
   learned_.resize(nonzero.size(), 0.0);
