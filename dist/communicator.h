@@ -136,5 +136,7 @@ void run_ranks(int ranks, const SimOptions& options, const std::function<void(Co
 std::unique_ptr<Communicator> make_mpi_communicator(const CommunicatorOptions& options);
 // One rank, no library: collectives are copies.
 std::unique_ptr<Communicator> make_single_communicator(const CommunicatorOptions& options);
+// As rank `rank` of `size`, alone: collectives are counted and move nothing. For runs on a meta device.
+std::unique_ptr<Communicator> make_dry_communicator(int rank, int size);
 
 }  // namespace regather

@@ -10,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "tensor/hash.h"
 #include "tensor/philox.h"
 
 namespace regather {
@@ -147,6 +148,19 @@ void Dataset::read(std::int64_t first, std::span<std::int32_t> out) const {
     std::copy_n(bytes.begin() + begin, take, out.begin() + done);
     done += take;
   }
+}
+
+std::uint64_t Dataset::fingerprint() const {
+  constexpr std::int64_t kPiece = 1 << 16, kPieces = 1 << 10;
+  std::vector<std::int32_t> piece;
+  const std::int64_t pieces = (num_tokens() + kPiece - 1) / kPiece, stride = std::max<std::int64_t>(1, pieces / kPieces);
+  std::uint64_t hash = mix(0, static_cast<std::uint64_t>(num_tokens()));
+  for (std::int64_t i = 0; i < pieces; i += stride) {
+    piece.resize(static_cast<std::size_t>(std::min(kPiece, num_tokens() - i * kPiece)));
+    read(i * kPiece, piece);
+    hash = mix(hash, hash_of(piece.data(), piece.size() * sizeof(std::int32_t)));
+  }
+  return hash;
 }
 
 Batch Dataset::make_batch(Allocator& memory, std::span<const std::int64_t> windows, std::int64_t first_sequence) const {

@@ -67,6 +67,8 @@ class Dataset {
   Batch evaluation_batch(Allocator& memory, const BatchGrid& grid, std::int64_t rank, std::int64_t i) const;
   std::int64_t evaluation_batches(const BatchGrid& grid) const;
 
+  // A hash of the tokens (all of up to 64 Mi, evenly spaced pieces of more), to tell data apart.
+  std::uint64_t fingerprint() const;
   // Copies tokens [first, first + out.size()) of the joined files.
   void read(std::int64_t first, std::span<std::int32_t> out) const;
 

@@ -31,9 +31,9 @@ Trainer::Trainer(const Model& model, Device& device, Communicator& comm, const T
   stack_ = std::make_unique<StackRunner>(
       model, device, comm,
       StackOptions{options.checkpoint, options.plan, options.strategy, options.prefetch, options.seed});
-  bool trains = false;
-  for (const auto& unit : stack_->units()) trains = trains || unit->has_trainable();
-  if (!trains) throw UsageError("every parameter of the model is frozen: there is nothing to train");
+  for (const auto& unit : stack_->units())
+    trainable_tensors_ += std::ranges::count_if(unit->table(), &ParamInfo::trainable);
+  if (trainable_tensors_ == 0) throw UsageError("every parameter of the model is frozen: there is nothing to train");
   optimizer_ = std::make_unique<ShardedOptimizer>(stack_->units(), device, options.optimizer);
 }
 
@@ -107,22 +107,31 @@ void Trainer::check_every_parameter_learns() {
         throw Error(fmt::format("parameter {} is trainable, but no backward of this step wrote its gradient; declare it optional or freeze it", p.name));
       trainable.push_back(&p);
     }
-  if (steps_done_ >= kStepsToLearn || device_.meta()) return;
+  if (steps_done_ >= kStepsToLearn) return;
   std::vector<double> nonzero = optimizer_->nonzero_gradients();
   comm_.all_reduce(nonzero, kScalars);
   learned_.resize(nonzero.size(), 0.0);
   for (std::size_t i = 0; i < nonzero.size(); ++i) learned_[i] += nonzero[i];
-  if (steps_done_ + 1 < kStepsToLearn) return;
+  if (steps_done_ + 1 < kStepsToLearn || device_.meta()) return;
   for (std::size_t i = 0; i < learned_.size(); ++i)
     if (learned_[i] == 0.0 && !trainable[i]->optional)
       throw Error(fmt::format("the gradient of parameter {} was zero in every element of the first {} steps; declare it optional or freeze it",
                               trainable[i]->name, kStepsToLearn));
 }
 
+Ledger::Entries Trainer::expected(const StepReport& report) const {
+  Ledger::Entries entries = stack_->expected();
+  // Scalars: the tokens, then the loss and the norm; in the first steps whether each parameter has a gradient.
+  const bool looks_at_each = report.step <= kStepsToLearn && !report.skipped;
+  const std::int64_t doubles = 3 + (looks_at_each ? trainable_tensors_ : 0);
+  const std::int64_t bytes = doubles * static_cast<std::int64_t>(sizeof(double));
+  entries[{Collective::AllReduce, std::string(kScalars.unit), Pass::Step, DType::F64}] = {
+      .count = looks_at_each ? 3 : 2, .logical_bytes = bytes, .wire_bytes = bytes * (comm_.size() - 1)};
+  return entries;
+}
+
 void Trainer::audit(StepReport& report) const {
-  Ledger::Entries measured = comm_.ledger().entries();
-  std::erase_if(measured, [](const auto& entry) { return entry.first.pass == Pass::Step; });
-  report.audit = differences(stack_->expected(), measured);
+  report.audit = differences(expected(report), comm_.ledger().entries());
   if (report.audit.empty() || options_.audit == TrainerOptions::Audit::Warn) return;
   std::string text = "the step communicated other than planned (communication.audit: error)";
   for (const std::string& line : report.audit) text += "\n  " + line;

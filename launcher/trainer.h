@@ -51,6 +51,8 @@ class Trainer {
   double evaluate(std::span<const Batch> batches);
 
   std::int64_t steps_done() const { return steps_done_; }
+  // The communication that the plan says a step like this one has, on this rank.
+  Ledger::Entries expected(const StepReport& report) const;
   StackRunner& stack() { return *stack_; }
   Trace& trace() { return trace_; }
   std::int64_t parameters() const { return parameters_; }
@@ -71,7 +73,7 @@ class Trainer {
   std::unique_ptr<StackRunner> stack_;
   std::unique_ptr<ShardedOptimizer> optimizer_;
   std::vector<double> learned_;  // by trainable parameter: ranks that saw a gradient in the first steps
-  std::int64_t parameters_ = 0, steps_done_ = 0, updates_ = 0;
+  std::int64_t parameters_ = 0, trainable_tensors_ = 0, steps_done_ = 0, updates_ = 0;
 };
 
 }  // namespace regather

@@ -1,0 +1,282 @@
+#include "launcher/training_run.h"
+
+#include <omp.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+namespace regather {
+namespace {
+
+// The largest of each value over the ranks.
+std::vector<std::int64_t> largest_over_ranks(Communicator& comm, const std::vector<std::int64_t>& mine) {
+  std::vector<std::int64_t> largest = mine;
+  for (const std::string& text : comm.exchange(nlohmann::json(mine).dump())) {
+    const auto of_rank = nlohmann::json::parse(text).get<std::vector<std::int64_t>>();
+    for (std::size_t i = 0; i < largest.size(); ++i) largest[i] = std::max(largest[i], of_rank.at(i));
+  }
+  return largest;
+}
+
+DataOptions data_options(const Config& config, const BatchGrid& grid) {
+  DataOptions options;
+  for (const std::string& file : config.data.files) options.files.emplace_back(file);
+  options.sequence = config.data.sequence;
+  options.seed = static_cast<std::uint64_t>(config.train.seed);
+  if (config.eval.every > 0) options.held_out = config.eval.batches * grid.micro_batch * grid.ranks;
+  return options;
+}
+
+std::string host_name() {
+  char name[256] = "";
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+ParameterCounts count_parameters(const Model& model) {
+  ParameterCounts counts;
+  for (const UnitSpec& unit : model.units) {
+    std::int64_t of_unit = 0;
+    for (const ParamInfo& p : unit.params) {
+      const std::int64_t n = p.shape.numel();
+      of_unit += n;
+      counts.all += n;
+      if (!p.trainable) continue;
+      counts.trainable += n;
+      (p.decay ? counts.decay : counts.no_decay) += n;
+      ++(p.decay ? counts.decay_tensors : counts.no_decay_tensors);
+    }
+    counts.largest_block = std::max(counts.largest_block, of_unit);
+  }
+  return counts;
+}
+
+}  // namespace
+
+void require_same_on_all_ranks(Communicator& comm, const std::string& mine, std::string_view what) {
+  const std::vector<std::string> all = comm.exchange(mine);
+  std::string text;
+  const auto first = nlohmann::json::parse(all[0]).flatten();
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    const auto other = nlohmann::json::parse(all[rank]).flatten();
+    for (const auto& [pointer, value] : other.items()) {
+      if (first.contains(pointer) && first[pointer] == value) continue;
+      std::string key = pointer.substr(1);
+      std::ranges::replace(key, '/', '.');
+      text += fmt::format("\n  {}: {} on rank 0, {} on rank {}", key, first.contains(pointer) ? first[pointer].dump() : "nothing",
+                          value.dump(), rank);
+    }
+  }
+  if (!text.empty()) throw UsageError(fmt::format("the ranks were started with different {}:{}", what, text));
+}
+
+BatchGrid batch_grid(const Config& config, int world) {
+  return {.ranks = world, .micro_batch = config.train.micro_batch, .accumulation = config.train.accumulation};
+}
+
+TrainerOptions trainer_options(const Config& config) {
+  using Checkpointing = CheckpointingConfig;
+  const Checkpointing& ac = config.activation_checkpointing;
+  PolicyOptions policy;
+  switch (ac.policy) {
+    case Checkpointing::Policy::None: policy.policy = "none"; break;
+    case Checkpointing::Policy::Full: policy.policy = "full"; break;
+    case Checkpointing::Policy::EveryNLayers: policy.policy = "every_n_layers"; break;
+    case Checkpointing::Policy::Segments: policy.policy = "segments"; break;
+    case Checkpointing::Policy::Layers: policy.policy = "layers"; break;
+    case Checkpointing::Policy::Selective: policy.policy = "selective"; break;
+    case Checkpointing::Policy::Budget: policy.policy = "budget"; break;
+  }
+  policy.every_n_layers = static_cast<int>(ac.every_n_layers);
+  policy.segments = static_cast<int>(ac.segments);
+  for (std::int64_t layer : ac.layers) policy.layers.push_back(static_cast<int>(layer));
+  if (ac.order == Checkpointing::Order::Lazy) policy.order = Order::Lazy;
+  if (ac.order == Checkpointing::Order::Ahead) policy.order = Order::Ahead;
+  if (ac.order == Checkpointing::Order::Eager) policy.order = Order::Eager;
+
+  TrainerOptions options;
+  options.checkpoint = make_checkpoint_plan(policy, static_cast<int>(config.model.layers));
+  options.plan.micro_batches = static_cast<int>(config.train.accumulation);
+  options.plan.slots = static_cast<int>(config.sharding.resident_slots);
+  options.plan.order = config.train.accumulation_order == TrainConfig::AccumulationOrder::LayerMajor ? AccumulationOrder::LayerMajor
+                                                                                                      : AccumulationOrder::BatchMajor;
+  options.plan.reduce = config.train.reduce == TrainConfig::Reduce::Once ? ReduceWhen::Once : ReduceWhen::EachMicroBatch;
+  switch (config.sharding.strategy) {
+    case ShardingConfig::Strategy::Full: options.strategy = Strategy::Full; break;
+    case ShardingConfig::Strategy::Gradients: options.strategy = Strategy::Gradients; break;
+    case ShardingConfig::Strategy::Optimizer: options.strategy = Strategy::Optimizer; break;
+    case ShardingConfig::Strategy::None: options.strategy = Strategy::None; break;
+  }
+  options.prefetch = static_cast<int>(config.sharding.prefetch_blocks());
+  const OptimizerConfig& opt = config.train.optimizer;
+  options.optimizer = {.type = opt.type == OptimizerConfig::Type::Sgd ? OptimizerOptions::Type::Sgd : OptimizerOptions::Type::AdamW,
+                       .beta1 = opt.betas[0],
+                       .beta2 = opt.betas[1],
+                       .eps = opt.eps,
+                       .weight_decay = opt.weight_decay};
+  options.learning_rate = {.shape = config.train.schedule.type == ScheduleConfig::Type::Constant ? LearningRate::Shape::Constant
+                                                                                                  : LearningRate::Shape::Cosine,
+                           .peak = opt.lr,
+                           .min = config.train.schedule.min_lr,
+                           .warmup_steps = config.train.schedule.warmup_steps,
+                           .steps = config.train.steps};
+  options.clip_grad_norm = config.train.clip_grad_norm;
+  options.nonfinite = config.train.nonfinite == TrainConfig::Nonfinite::Skip ? TrainerOptions::Nonfinite::Skip : TrainerOptions::Nonfinite::Error;
+  options.audit = config.communication.audit == CommunicationConfig::Audit::Warn ? TrainerOptions::Audit::Warn : TrainerOptions::Audit::Error;
+  options.seed = static_cast<std::uint64_t>(config.train.seed);
+  return options;
+}
+
+MemoryForecast forecast_memory(const Config& config, const Model& model, int rank, int world) {
+  CpuDevice device(Allocator::Mode::Meta);
+  const auto comm = make_dry_communicator(rank, world);
+  Trainer trainer(model, device, *comm, trainer_options(config));
+  const Shape shape{config.train.micro_batch, config.data.sequence};
+  std::vector<Batch> batches;
+  for (std::int64_t m = 0; m < config.train.accumulation; ++m)
+    batches.push_back({Tensor(device.memory, shape, Tag::Workspace, DType::I32), Tensor(device.memory, shape, Tag::Workspace, DType::I32), 0});
+  trainer.step(batches);
+  return {device.memory.peak_total(), device.memory.at_peak(), device.memory.peak_by_tag()};
+}
+
+TrainingRun::TrainingRun(const Config& config, const TrainOptions& options, const StopSignal& stop, Communicator& comm)
+    : config_(config),
+      options_(options),
+      stop_(stop),
+      comm_(comm),
+      device_(Allocator::Mode::Real, config.memory.limit),
+      grid_(batch_grid(config, comm.size())),
+      model_(make_model(config.model)),
+      data_(data_options(config, grid_)) {
+  comm_.set_where("start");
+  check_against_world(config, comm.size());
+  require_same_on_all_ranks(comm, to_json(config), "configurations");
+  require_same_on_all_ranks(comm, nlohmann::json{{"data", {{"tokens", data_.num_tokens()}, {"hash", data_.fingerprint()}}}}.dump(), "data");
+  omp_set_num_threads(static_cast<int>(config.threads));
+  forecast_ = forecast_memory(config, model_, comm.rank(), comm.size());
+  if (speaks()) {
+    folder_ = std::make_unique<RunFolder>(config.output, options.overwrite ? RunFolder::Existing::Overwrite : RunFolder::Existing::Refuse);
+    folder_->write_config(config);
+    metrics_ = std::make_unique<MetricsLog>(*folder_);
+    progress_ = std::make_unique<Progress>(stdout, terminal_of(stdout), config.train.steps);
+    speak_banner();
+  }
+  comm_.barrier({"scalars", Pass::Step});
+  baseline_resident_ = resident_memory().now;
+  reset_peak_resident_memory();
+  trainer_ = std::make_unique<Trainer>(model_, device_, comm, trainer_options(config));
+  if (comm.size() > 1) device_.between_ops = [this] { comm_.progress(); };
+}
+
+void TrainingRun::speak_banner() {
+  RunBanner banner;
+  banner.ranks = comm_.size();
+  banner.threads = config_.threads;
+  banner.cpus = allowed_cpus();
+  banner.host = host_name();
+  banner.parameters = count_parameters(model_);
+  progress_->banner(start_banner(config_, banner));
+}
+
+std::vector<Batch> TrainingRun::batches(std::int64_t step) {
+  std::vector<Batch> out;
+  for (std::int64_t m = 0; m < grid_.accumulation; ++m) out.push_back(data_.batch(device_.memory, grid_, comm_.rank(), step - 1, m));
+  return out;
+}
+
+void TrainingRun::run() {
+  const std::int64_t end = config_.train.stop_after > 0 ? std::min(config_.train.stop_after, config_.train.steps) : config_.train.steps;
+  bool stopped = false;
+  for (std::int64_t step = 1; step <= end && !stopped; ++step) {
+    train_step(step);
+    if (config_.eval.every > 0 && step % config_.eval.every == 0) evaluate(step);
+    stopped = stop_together();
+  }
+  const RunSummary summary = summarize();
+  if (!speaks()) return;
+  progress_->finish();
+  if (stopped) progress_->note(fmt::format("stopped by a signal after step {}", reports_.size()));
+  folder_->write_summary(summary);
+  if (!options_.json_file.empty()) write_file(options_.json_file, to_json(summary));
+}
+
+void TrainingRun::train_step(std::int64_t step) {
+  StepReport report = trainer_->step(batches(step));
+  if (speaks()) {
+    StepMetrics m;
+    m.step = step;
+    m.loss = report.loss;
+    m.grad_norm = report.grad_norm;
+    m.lr = report.lr;
+    m.tokens = report.tokens;
+    m.seconds = report.seconds;
+    m.peak_bytes = device_.memory.peak_total();
+    for (const auto& [key, counts] : report.collectives) m.wire_bytes += counts.wire_bytes;
+    m.skipped = report.skipped;
+    metrics_->append(m);
+    for (const std::string& line : report.audit) progress_->note("communication differs from the plan: " + line);
+    progress_->step(m);
+  }
+  reports_.push_back(std::move(report));
+}
+
+void TrainingRun::evaluate(std::int64_t step) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<Batch> held_out;
+  for (std::int64_t i = 0; i < data_.evaluation_batches(grid_); ++i)
+    held_out.push_back(data_.evaluation_batch(device_.memory, grid_, comm_.rank(), i));
+  const double loss = trainer_->evaluate(held_out);
+  if (!speaks()) return;
+  const EvalMetrics m{step, loss, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
+  metrics_->append(m);
+  progress_->evaluation(m);
+}
+
+bool TrainingRun::stop_together() {  // a signal may reach some ranks only, or between two steps of different ranks
+  double asked = stop_.received() ? 1 : 0;
+  comm_.all_reduce(std::span(&asked, 1), {"scalars", Pass::Step});
+  return asked > 0;
+}
+
+RunSummary TrainingRun::summarize() {
+  RunSummary s;
+  s.config = config_;
+  s.world = comm_.size();
+  s.steps = static_cast<std::int64_t>(reports_.size());
+  std::vector<double> seconds;
+  for (const StepReport& r : reports_) {
+    seconds.push_back(r.seconds);
+    s.loss.push_back(r.loss);
+    s.grad_norm.push_back(r.grad_norm);
+    s.expected_matches = s.expected_matches && r.audit.empty();
+  }
+  s.step_seconds = summarize_seconds(seconds);
+  const StepReport& last = reports_.back();
+  s.tokens_per_second = s.step_seconds.median > 0 ? static_cast<double>(last.tokens) / s.step_seconds.median : 0;
+  s.collectives_per_step = last.collectives;
+
+  std::vector<std::int64_t> mine{device_.memory.peak_total(), resident_memory().peak, baseline_resident_, forecast_.peak,
+                                 s.expected_matches ? 0 : 1};
+  for (Tag tag : kAllTags) mine.push_back(device_.memory.at_peak()[index(tag)]);
+  for (Tag tag : kAllTags) mine.push_back(device_.memory.peak(tag));
+  const auto largest = largest_over_ranks(comm_, mine);
+  s.memory.peak = largest[0];
+  s.memory.peak_rss = largest[1];
+  s.memory.baseline_rss = largest[2];
+  s.predicted.peak_bytes = largest[3];
+  s.expected_matches = largest[4] == 0;
+  for (std::size_t t = 0; t < kNumTags; ++t) {
+    s.memory.at_peak[t] = largest[5 + t];
+    s.memory.peak_of[t] = largest[5 + kNumTags + t];
+  }
+  s.checkpointing.recomputed_flops = last.recomputed_flops;
+  s.checkpointing.forward_flops = last.forward_flops;
+  s.checkpointing.plan = plan_of_layers(config_);
+  for (const auto& [key, counts] : trainer_->expected(last)) s.predicted.bytes_on_wire += counts.wire_bytes;
+  return s;
+}
+
+}  // namespace regather

@@ -1,0 +1,64 @@
+// One rank's part of `regather train`, from a valid configuration to a finished run folder. Collective: every rank of the
+// communicator makes one and calls run(). Rank 0 writes and speaks; errors leave it as exceptions.
+#pragma once
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "launcher/data.h"
+#include "launcher/metrics.h"
+#include "launcher/progress.h"
+#include "launcher/stop_signal.h"
+#include "launcher/train.h"
+#include "launcher/trainer.h"
+#include "model/registry.h"
+
+namespace regather {
+
+TrainerOptions trainer_options(const Config& config);
+BatchGrid batch_grid(const Config& config, int world);
+
+// What one step needs on this rank, by running it without storage.
+struct MemoryForecast {
+  std::int64_t peak = 0;
+  BytesByTag at_peak{}, peak_of{};
+};
+MemoryForecast forecast_memory(const Config& config, const Model& model, int rank, int world);
+
+// Refuses ranks that were started with something else: a UsageError that names what, both values and the ranks. mine: a JSON
+// object.
+void require_same_on_all_ranks(Communicator& comm, const std::string& mine, std::string_view what);
+
+class TrainingRun {
+ public:
+  TrainingRun(const Config& config, const TrainOptions& options, const StopSignal& stop, Communicator& comm);
+  void run();
+
+ private:
+  void train_step(std::int64_t step);
+  void evaluate(std::int64_t step);
+  bool stop_together();
+  std::vector<Batch> batches(std::int64_t step);
+  void speak_banner();
+  RunSummary summarize();
+  bool speaks() const { return comm_.rank() == 0; }
+
+  const Config& config_;
+  const TrainOptions& options_;
+  const StopSignal& stop_;
+  Communicator& comm_;
+  CpuDevice device_;
+  BatchGrid grid_;
+  Model model_;
+  Dataset data_;
+  std::unique_ptr<Trainer> trainer_;
+  MemoryForecast forecast_;
+  std::int64_t baseline_resident_ = 0;
+  std::unique_ptr<RunFolder> folder_;  // of the rank that speaks, as what follows
+  std::unique_ptr<MetricsLog> metrics_;
+  std::unique_ptr<Progress> progress_;
+  std::vector<StepReport> reports_;
+};
+
+}  // namespace regather
