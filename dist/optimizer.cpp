@@ -28,15 +28,21 @@ void ShardedOptimizer::step(double lr, double gradient_scale, std::int64_t step)
   for (State& state : states_)
     for (const ShardUnit::OwnedPiece& piece : state.unit->updated()) {
       const bool decays = state.unit->table()[static_cast<std::size_t>(piece.param)].decay;
-      const double decay = decays ? options_.weight_decay : 0.0;
+      const float decay = decays ? static_cast<float>(options_.weight_decay) : 0.0F;
+      const auto rate = static_cast<float>(lr), scale = static_cast<float>(gradient_scale);
       if (options_.type == OptimizerOptions::Type::Sgd) {
-        sgd(piece.value, piece.gradient, piece.size, {.lr = lr, .weight_decay = decay, .gradient_scale = gradient_scale});
+        sgd(piece.value, nullptr, piece.gradient, piece.size, {.lr = rate, .weight_decay = decay, .gradient_scale = scale});
         continue;
       }
       adamw(piece.value, state.first.data<float>() + piece.state, state.second.data<float>() + piece.state, piece.gradient,
             piece.size,
-            {.lr = lr, .beta1 = options_.beta1, .beta2 = options_.beta2, .eps = options_.eps, .weight_decay = decay,
-             .step = step, .gradient_scale = gradient_scale});
+            {.lr = rate,
+             .beta1 = static_cast<float>(options_.beta1),
+             .beta2 = static_cast<float>(options_.beta2),
+             .eps = static_cast<float>(options_.eps),
+             .weight_decay = decay,
+             .step = step,
+             .gradient_scale = scale});
     }
 }
 

@@ -211,4 +211,6 @@ ResidentMemory resident_memory() {
   return memory;
 }
 
+void reset_peak_resident_memory() { std::ofstream("/proc/self/clear_refs") << "5"; }
+
 }  // namespace regather

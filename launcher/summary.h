@@ -85,5 +85,6 @@ struct ResidentMemory {
   std::int64_t now = 0, peak = 0;  // bytes
 };
 ResidentMemory resident_memory();
+void reset_peak_resident_memory();  // the peak starts again at what is resident now
 
 }  // namespace regather
