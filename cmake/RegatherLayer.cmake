@@ -2,6 +2,10 @@
 # Sources are found by name: <name>/*.cpp and <name>/*/*.cpp, except backends (see RegatherBackends.cmake) and main/.
 add_library(regather_flags INTERFACE)
 target_compile_options(regather_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wnon-virtual-dtor -ffp-contract=off)
+# g++ 12 reports -Wrestrict inside std::string's operator+ (its bug 105329).
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(regather_flags INTERFACE -Wno-restrict)
+endif()
 if(REGATHER_WERROR)
   target_compile_options(regather_flags INTERFACE -Werror)
 endif()

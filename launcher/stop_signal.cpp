@@ -3,16 +3,16 @@
 namespace regather {
 namespace {
 
-volatile std::sig_atomic_t received = 0;
+volatile std::sig_atomic_t stop_requested = 0;
 
 }  // namespace
 
-const volatile std::sig_atomic_t* StopSignal::flag() { return &received; }
+const volatile std::sig_atomic_t* StopSignal::flag() { return &stop_requested; }
 
 StopSignal::StopSignal() {
-  received = 0;
+  stop_requested = 0;
   struct sigaction action {};
-  action.sa_handler = [](int) { received = 1; };
+  action.sa_handler = [](int) { stop_requested = 1; };
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
   sigaction(SIGTERM, &action, &terminate_);
