@@ -21,3 +21,11 @@ foreach(isa ${kernel_isas})
   string(TOUPPER "${isa}" upper)
   set_property(SOURCE "${PROJECT_SOURCE_DIR}/tensor/ops/kernels.cpp" APPEND PROPERTY COMPILE_DEFINITIONS REGATHER_HAS_${upper})
 endforeach()
+
+# Everything else is compiled with the preset's flags; these loops over whole buffers want the vectoriser.
+if(NOT REGATHER_SANITIZE)
+  foreach(isa ${kernel_isas})
+    target_compile_options(regather_kernels_${isa} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O3>)
+  endforeach()
+  set_property(SOURCE tensor/device.cpp dist/rank_order_sum.cpp APPEND PROPERTY COMPILE_OPTIONS $<$<NOT:$<CONFIG:Debug>>:-O3>)
+endif()
