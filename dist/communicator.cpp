@@ -161,7 +161,7 @@ Event Communicator::all_gather(std::span<const GatherBuffer> buffers, const Labe
   check(!buffers.empty(), "all_gather of {}: no buffers", label.unit);
   std::vector<std::string> sizes;
   for (const GatherBuffer& b : buffers) {
-    check(b.shard >= 0 && (b.full || b.shard == 0), "all_gather of {}: a buffer at {} with a shard of {} elements",
+    check(b.shard >= 0 && (b.full || b.shard == 0 || !transport_->moves_data()), "all_gather of {}: a buffer at {} with a shard of {} elements",
           label.unit, b.full, b.shard);
     sizes.push_back(fmt::format("{} x {}", name_of(b.dtype), size_ * b.shard));
   }
@@ -182,7 +182,7 @@ Event Communicator::all_gather(std::span<const GatherBuffer> buffers, const Labe
 }
 
 Event Communicator::reduce_scatter(const float* full, float* owned, std::int64_t shard, const Label& label) {
-  check(shard >= 0 && ((full && owned) || shard == 0), "reduce_scatter of {}: null buffers with a shard of {} elements",
+  check(shard >= 0 && ((full && owned) || shard == 0 || !transport_->moves_data()), "reduce_scatter of {}: null buffers with a shard of {} elements",
         label.unit, shard);
   const Started started =
       describe(Collective::ReduceScatter, label, DType::F32, fmt::format("fp32 x {}", size_ * shard));
@@ -193,7 +193,7 @@ Event Communicator::reduce_scatter(const float* full, float* owned, std::int64_t
 }
 
 Event Communicator::all_reduce(float* data, std::int64_t shard, const Label& label) {
-  check(shard >= 0 && (data || shard == 0), "all_reduce of {}: a null buffer with a shard of {} elements", label.unit,
+  check(shard >= 0 && (data || shard == 0 || !transport_->moves_data()), "all_reduce of {}: a null buffer with a shard of {} elements", label.unit,
         shard);
   const Started started = describe(Collective::AllReduce, label, DType::F32, fmt::format("fp32 x {}", size_ * shard));
   const std::int64_t bytes = shard * static_cast<std::int64_t>(sizeof(float));

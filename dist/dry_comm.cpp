@@ -11,6 +11,7 @@ class DryTransport final : public Transport {
   std::unique_ptr<Transfer> all_reduce(float*, std::int64_t, const Call&) override { return nullptr; }
   void send(int, std::string) override {}
   bool receive(int&, std::string&) override { return false; }
+  bool moves_data() const override { return false; }
   bool delivered() override { return true; }
   bool gone(int) override { return false; }
   void idle(std::int64_t) override {}

@@ -55,6 +55,8 @@ class Transport {
   virtual void end_together() noexcept {}
   // Memory that the backend holds for receiving; outside the allocator's counts, constant.
   virtual std::int64_t staging_bytes() const { return 0; }
+  // False: counts only; buffers may be null.
+  virtual bool moves_data() const { return true; }
 };
 
 }  // namespace regather
