@@ -16,8 +16,8 @@ struct PolicyOptions {
   std::string policy = "full";
   int every_n_layers = 2;
   int segments = 0;         // number of segments; 0: round(sqrt(blocks))
-  std::vector<int> layers;  // indices from 0
-  std::optional<Order> order;  // none: the policy's own choice
+  std::vector<int> layers{};  // indices from 0
+  std::optional<Order> order{};  // none: the policy's own choice
 };
 
 struct CheckpointPlan {

@@ -139,6 +139,7 @@ void ShardUnit::begin_step() {
 }
 
 UnitGradients& ShardUnit::gradients(Tag lifetime) {
+  if (running_stays() && reducing_) finish_reduction();  // there is one buffer, and it is still being reduced
   if (!running_) {
     const Allocator::Asking asking(device_.memory, spec_.name);
     std::vector<std::int64_t> offsets;

@@ -16,7 +16,7 @@ struct ModelConfig {
   float dropout = 0.0F;
   bool tie_embeddings = true;
   float init_std = 0.02F;           // of every weight matrix; residual projections get init_std / sqrt(2 layers)
-  std::vector<std::string> frozen;  // parameter names or patterns with *: not trained
+  std::vector<std::string> frozen{};  // parameter names or patterns with *: not trained
 };
 
 }  // namespace regather

