@@ -4,8 +4,8 @@
 
 namespace regather {
 
-BlockRunner::BlockRunner(const Part& part, std::string name, std::vector<ShardUnit*> units, Device& device, SavePlan plan,
-                         int micro_batches)
+BlockRunner::BlockRunner(const Part& part, std::string name, std::vector<ShardUnit*> units, Device& device,
+                         SavePlan plan, int micro_batches)
     : part_(part),
       name_(std::move(name)),
       units_(std::move(units)),
@@ -30,7 +30,8 @@ Gradients BlockRunner::gradients(const std::vector<ShardUnit*>& reduces) {
   Gradients grads;
   for (ShardUnit* unit : units_) {
     const bool reduced_now = std::ranges::find(reduces, unit) != reduces.end();
-    grads.append(unit->gradients(reduced_now ? Tag::Workspace : Tag::Gradients), static_cast<int>(unit->table().size()));
+    grads.append(unit->gradients(reduced_now ? Tag::Workspace : Tag::Gradients),
+                 static_cast<int>(unit->table().size()));
   }
   return grads;
 }
@@ -44,15 +45,17 @@ Activations BlockRunner::record(Tape& tape, Activations x, const ParamView& para
   return y;
 }
 
-Activations BlockRunner::forward(int micro_batch, Activations x, const RngKey& key, Keep keep, const Acquired& acquired) {
-  return with_context([&] { return name_ + " forward"; }, [&] {
-    const auto leases = acquire(Pass::Forward, acquired);
-    auto& tape = tapes_.at(static_cast<std::size_t>(micro_batch));
-    SavePlan plan = plan_;
-    if (keep == Keep::Everything) plan.unmarked = Placement::Keep, plan.marks.clear();
-    tape = std::make_unique<Tape>(device_, std::move(plan), key);
-    return record(*tape, std::move(x), view());
-  });
+Activations BlockRunner::forward(int micro_batch, Activations x, const RngKey& key, Keep keep,
+                                 const Acquired& acquired) {
+  return with_context([&] { return name_ + " forward"; },
+                      [&] {
+                        const auto leases = acquire(Pass::Forward, acquired);
+                        auto& tape = tapes_.at(static_cast<std::size_t>(micro_batch));
+                        SavePlan plan = plan_;
+                        if (keep == Keep::Everything) plan.unmarked = Placement::Keep, plan.marks.clear();
+                        tape = std::make_unique<Tape>(device_, std::move(plan), key);
+                        return record(*tape, std::move(x), view());
+                      });
 }
 
 void BlockRunner::drop_inputs(int micro_batch) { tapes_.at(static_cast<std::size_t>(micro_batch))->drop_inputs(); }
@@ -62,46 +65,53 @@ void BlockRunner::bind_inputs(int micro_batch, const Activations& x) {
 }
 
 Activations BlockRunner::replay(int micro_batch, const Acquired& acquired) {
-  return with_context([&] { return name_ + " replay"; }, [&] {
-    const auto leases = acquire(Pass::Replay, acquired);
-    return tapes_.at(static_cast<std::size_t>(micro_batch))->replay(view(), Retain::Nothing);
-  });
+  return with_context([&] { return name_ + " replay"; },
+                      [&] {
+                        const auto leases = acquire(Pass::Replay, acquired);
+                        return tapes_.at(static_cast<std::size_t>(micro_batch))->replay(view(), Retain::Nothing);
+                      });
 }
 
 Activations BlockRunner::backward(int micro_batch, Activations dy, const std::vector<ShardUnit*>& reduces, Reads reads,
                                   const Acquired& acquired) {
-  return with_context([&] { return name_ + " backward"; }, [&] {
-    const auto tape = std::move(tapes_.at(static_cast<std::size_t>(micro_batch)));
-    auto leases = reads == Reads::Parameters ? acquire(Pass::Backward, acquired)  // the only all-gather of this backward
-                                             : std::vector<ShardUnit::Lease>();
-    if (reads == Reads::NoParameters && acquired) acquired();
-    Activations dx = tape->backward(view(), std::move(dy), gradients(reduces));  // reruns what it lacks under this lease
-    leases.clear();
-    for (ShardUnit* unit : reduces) unit->reduce();
-    return dx;
-  });
+  return with_context([&] { return name_ + " backward"; },
+                      [&] {
+                        const auto tape = std::move(tapes_.at(static_cast<std::size_t>(micro_batch)));
+                        auto leases = reads == Reads::Parameters
+                                          ? acquire(Pass::Backward, acquired)  // the only all-gather of this backward
+                                          : std::vector<ShardUnit::Lease>();
+                        if (reads == Reads::NoParameters && acquired) acquired();
+                        Activations dx = tape->backward(view(), std::move(dy),
+                                                        gradients(reduces));  // reruns what it lacks under this lease
+                        leases.clear();
+                        for (ShardUnit* unit : reduces) unit->reduce();
+                        return dx;
+                      });
 }
 
 Activations BlockRunner::forward_backward(Activations x, Activations dy, const RngKey& key,
-                                          const std::vector<ShardUnit*>& reduces, const Acquired& acquired, Activations& y) {
-  return with_context([&] { return name_; }, [&] {
-    auto leases = acquire(Pass::Backward, acquired);
-    Tape tape(device_, plan_, key);
-    y = record(tape, std::move(x), view());
-    Activations dx = tape.backward(view(), std::move(dy), gradients(reduces));
-    leases.clear();
-    for (ShardUnit* unit : reduces) unit->reduce();
-    return dx;
-  });
+                                          const std::vector<ShardUnit*>& reduces, const Acquired& acquired,
+                                          Activations& y) {
+  return with_context([&] { return name_; },
+                      [&] {
+                        auto leases = acquire(Pass::Backward, acquired);
+                        Tape tape(device_, plan_, key);
+                        y = record(tape, std::move(x), view());
+                        Activations dx = tape.backward(view(), std::move(dy), gradients(reduces));
+                        leases.clear();
+                        for (ShardUnit* unit : reduces) unit->reduce();
+                        return dx;
+                      });
 }
 
 Activations BlockRunner::evaluate(const Activations& x, const Acquired& acquired) {
-  return with_context([&] { return name_ + " evaluation"; }, [&] {
-    const auto leases = acquire(Pass::Evaluation, acquired);
-    const ParamView params = view();
-    Run run{device_, params};
-    return part_.block->forward(run, x);
-  });
+  return with_context([&] { return name_ + " evaluation"; },
+                      [&] {
+                        const auto leases = acquire(Pass::Evaluation, acquired);
+                        const ParamView params = view();
+                        Run run{device_, params};
+                        return part_.block->forward(run, x);
+                      });
 }
 
 void BlockRunner::forget() {

@@ -1,6 +1,6 @@
-// Runs one part of the model: where sharding and checkpointing meet. Every pass acquires the part's units once, with the pass
-// stated, and what a backward has to run again runs under the backward's own lease: it never gathers a second time.
-// Tapes are per micro-batch. It interprets; what runs when is decided by the step plan.
+// Runs one part of the model: where sharding and checkpointing meet. Every pass acquires the part's units once, with
+// the pass stated, and what a backward has to run again runs under the backward's own lease: it never gathers a second
+// time. Tapes are per micro-batch. It interprets; what runs when is decided by the step plan.
 #pragma once
 #include <functional>
 #include <string>
@@ -14,7 +14,8 @@ namespace regather {
 class BlockRunner {
  public:
   // plan: what forward keeps. name: for messages ("block 7").
-  BlockRunner(const Part& part, std::string name, std::vector<ShardUnit*> units, Device& device, SavePlan plan, int micro_batches);
+  BlockRunner(const Part& part, std::string name, std::vector<ShardUnit*> units, Device& device, SavePlan plan,
+              int micro_batches);
 
   // Called when the units are acquired and before anything is computed: the time to start the next gather.
   using Acquired = std::function<void()>;
@@ -28,7 +29,8 @@ class BlockRunner {
   // Gradients of outputs -> gradients of inputs. reduces: units whose gradients are reduced when it is done.
   // no_parameters: the part's backward reads none, nothing is acquired.
   enum class Reads { Parameters, NoParameters };
-  Activations backward(int micro_batch, Activations dy, const std::vector<ShardUnit*>& reduces, Reads reads, const Acquired& acquired);
+  Activations backward(int micro_batch, Activations dy, const std::vector<ShardUnit*>& reduces, Reads reads,
+                       const Acquired& acquired);
   // A loss: forward and backward under one lease. Returns the gradients of the inputs; `y` receives the outputs.
   Activations forward_backward(Activations x, Activations dy, const RngKey& key, const std::vector<ShardUnit*>& reduces,
                                const Acquired& acquired, Activations& y);

@@ -1,5 +1,5 @@
-// Checkpoint policies: what a block keeps for its backward, and which block inputs are kept. A policy is data made from its
-// options; it does not run anything. The table in policy.cpp lists them; each is a file in ckpt/policies/.
+// Checkpoint policies: what a block keeps for its backward, and which block inputs are kept. A policy is data made from
+// its options; it does not run anything. The table in policy.cpp lists them; each is a file in ckpt/policies/.
 #pragma once
 #include <optional>
 #include <span>
@@ -15,8 +15,8 @@ namespace regather {
 struct PolicyOptions {
   std::string policy = "full";
   int every_n_layers = 2;
-  int segments = 0;         // number of segments; 0: round(sqrt(blocks))
-  std::vector<int> layers{};  // indices from 0
+  int segments = 0;              // number of segments; 0: round(sqrt(blocks))
+  std::vector<int> layers{};     // indices from 0
   std::optional<Order> order{};  // none: the policy's own choice
 };
 

@@ -32,11 +32,13 @@ std::vector<Action> one_micro_batch(int blocks, const SegmentStarts& starts) {
 }  // namespace
 
 std::vector<Action> make_schedule(int blocks, int micro_batches, const SegmentStarts& starts, AccumulationOrder order) {
-  check(blocks >= 1 && micro_batches >= 1, "a schedule needs blocks and micro-batches, not {} and {}", blocks, micro_batches);
+  check(blocks >= 1 && micro_batches >= 1, "a schedule needs blocks and micro-batches, not {} and {}", blocks,
+        micro_batches);
   SegmentStarts every(static_cast<std::size_t>(blocks));
   std::iota(every.begin(), every.end(), 0);
-  check(starts.empty() || (starts[0] == 0 && starts.back() < blocks && std::ranges::is_sorted(starts, std::less_equal{})),
-        "segments begin at block 0 and at ascending blocks below {}", blocks);
+  check(
+      starts.empty() || (starts[0] == 0 && starts.back() < blocks && std::ranges::is_sorted(starts, std::less_equal{})),
+      "segments begin at block 0 and at ascending blocks below {}", blocks);
   const std::vector<Action> one = one_micro_batch(blocks, starts.empty() ? every : starts);
   std::vector<Action> all;
   const auto add = [&](Action a, int m) {
@@ -62,8 +64,8 @@ const std::vector<int>& PartUnits::of(int part) const {
   return part == kEmbedding ? embedding : part == kHead ? head : blocks.at(static_cast<std::size_t>(part));
 }
 
-std::vector<std::vector<int>> plan_reductions(const std::vector<Action>& schedule, const PartUnits& units, ReduceWhen when,
-                                              AccumulationOrder order) {
+std::vector<std::vector<int>> plan_reductions(const std::vector<Action>& schedule, const PartUnits& units,
+                                              ReduceWhen when, AccumulationOrder order) {
   std::vector<std::vector<int>> plan(schedule.size());
   std::vector<int> done;  // units whose last backward was met, walking from the end
   for (std::size_t t = schedule.size(); t-- > 0;) {

@@ -24,7 +24,8 @@ StackRunner::StackRunner(const Model& model, Device& device, Communicator& comm,
         options_.checkpoint.blocks.size(), model.blocks.size());
 
   for (std::size_t u = 0; u < model.units.size(); ++u) {
-    const bool block = std::ranges::any_of(part_units_.blocks, [&](const auto& b) { return b[0] == static_cast<int>(u); });
+    const bool block =
+        std::ranges::any_of(part_units_.blocks, [&](const auto& b) { return b[0] == static_cast<int>(u); });
     units_.push_back(std::make_unique<ShardUnit>(
         model.units[u], block ? "block" : model.units[u].name, device, comm,
         UnitOptions{options_.strategy, options_.seed, std::max(1, plan_.reductions_of_unit[u])}));
@@ -33,7 +34,8 @@ StackRunner::StackRunner(const Model& model, Device& device, Communicator& comm,
   for (std::size_t b = 0; b < model.blocks.size(); ++b)
     blocks_.emplace_back(model.blocks[b], fmt::format("block {}", b), pointers(part_units_.blocks[b]), device,
                          options_.checkpoint.blocks[b], micro);
-  embedding_ = std::make_unique<BlockRunner>(model.embedding, "embedding", pointers(part_units_.embedding), device, keep_all(), micro);
+  embedding_ = std::make_unique<BlockRunner>(model.embedding, "embedding", pointers(part_units_.embedding), device,
+                                             keep_all(), micro);
   head_ = std::make_unique<BlockRunner>(model.head, "head", pointers(part_units_.head), device, keep_all(), micro);
 }
 
@@ -63,7 +65,8 @@ void StackRunner::make_resident(const StepPlan::Entry& entry) {
 
 void StackRunner::prefetch_after(std::size_t t) {
   std::vector<int> in_use = plan_.entries[t].acquires;  // by this action and those before the one looked at
-  for (int ahead = 1; ahead <= options_.prefetch && t + static_cast<std::size_t>(ahead) < plan_.entries.size(); ++ahead) {
+  for (int ahead = 1; ahead <= options_.prefetch && t + static_cast<std::size_t>(ahead) < plan_.entries.size();
+       ++ahead) {
     const StepPlan::Entry& next = plan_.entries[t + static_cast<std::size_t>(ahead)];
     if (std::ranges::any_of(next.evicts, [&](int u) { return std::ranges::find(in_use, u) != in_use.end(); })) return;
     make_resident(next);
@@ -90,7 +93,8 @@ void StackRunner::step(std::span<const MicroBatch> batches, std::uint64_t step, 
   for (auto& unit : units_) unit->finish_reduction();
 }
 
-void StackRunner::run(std::size_t t, std::span<const MicroBatch> batches, std::uint64_t step, Flow& flow, const OnLoss& on_loss) {
+void StackRunner::run(std::size_t t, std::span<const MicroBatch> batches, std::uint64_t step, Flow& flow,
+                      const OnLoss& on_loss) {
   const StepPlan::Entry& entry = plan_.entries[t];
   const Action& a = entry.action;
   const MicroBatch& batch = batches[static_cast<std::size_t>(a.micro_batch)];
@@ -99,7 +103,8 @@ void StackRunner::run(std::size_t t, std::span<const MicroBatch> batches, std::u
   const auto acquired = [&] { prefetch_after(t); };
   const auto reduces = pointers(entry.reduces);
   const int blocks = static_cast<int>(blocks_.size());
-  const RngKey key{options_.seed, step, batch.sequence, static_cast<std::uint64_t>(a.part >= 0 ? a.part : blocks - a.part), 0};
+  const RngKey key{options_.seed, step, batch.sequence,
+                   static_cast<std::uint64_t>(a.part >= 0 ? a.part : blocks - a.part), 0};
 
   if (a.part == kHead) {
     x.push_back(batch.targets);

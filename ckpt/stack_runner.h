@@ -1,6 +1,6 @@
-// Runs the forward and backward of one optimizer step over the whole model by interpreting a StepPlan. Gather counts are exact
-// for every policy because they are data; prefetch takes the plan's next entry and never looks at the direction of a pass.
-// It does not know batches on disk, losses over ranks, optimizers or the command line.
+// Runs the forward and backward of one optimizer step over the whole model by interpreting a StepPlan. Gather counts
+// are exact for every policy because they are data; prefetch takes the plan's next entry and never looks at the
+// direction of a pass. It does not know batches on disk, losses over ranks, optimizers or the command line.
 #pragma once
 #include <functional>
 #include <memory>
@@ -15,17 +15,17 @@ namespace regather {
 
 struct StackOptions {
   CheckpointPlan checkpoint;
-  StepPlanOptions plan;       // its segments are taken from `checkpoint`
+  StepPlanOptions plan;  // its segments are taken from `checkpoint`
   Strategy strategy = Strategy::Full;
-  int prefetch = 1;           // how many plan entries ahead a gather may start, if its room is free
+  int prefetch = 1;  // how many plan entries ahead a gather may start, if its room is free
   std::uint64_t seed = 1;
 };
 
 // Everything one rank feeds into one micro-batch.
 struct MicroBatch {
-  Tensor tokens, targets;     // [B, T] int32; a target of -1 is not counted
-  Tensor loss_weight;         // [B, T]: the gradient of each token's loss
-  std::uint64_t sequence = 0; // index within the step of its first sequence, over all ranks
+  Tensor tokens, targets;      // [B, T] int32; a target of -1 is not counted
+  Tensor loss_weight;          // [B, T]: the gradient of each token's loss
+  std::uint64_t sequence = 0;  // index within the step of its first sequence, over all ranks
 };
 
 class StackRunner {

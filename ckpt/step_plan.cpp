@@ -56,7 +56,8 @@ int StepPlan::block_gathers() const {
   return n;
 }
 
-Ledger::Entries expected_volume(const StepPlan& plan, const std::vector<UnitVolume>& units, Strategy strategy, int world) {
+Ledger::Entries expected_volume(const StepPlan& plan, const std::vector<UnitVolume>& units, Strategy strategy,
+                                int world) {
   Ledger ledger;
   const auto add = [&](Collective collective, int unit, Pass pass, std::int64_t shard, int crossings) {
     const std::int64_t bytes = shard * static_cast<std::int64_t>(size_of(DType::F32));

@@ -1,5 +1,5 @@
-// A step as data: the schedule, and for every action what is gathered, what gives up its room, and what is reduced. Made
-// before the step, interpreted by StackRunner, summed by expected_volume(). Pure: no device, no communicator.
+// A step as data: the schedule, and for every action what is gathered, what gives up its room, and what is reduced.
+// Made before the step, interpreted by StackRunner, summed by expected_volume(). Pure: no device, no communicator.
 #pragma once
 #include <vector>
 
@@ -11,9 +11,9 @@
 namespace regather {
 
 struct StepPlanOptions {
-  int micro_batches = 1;    // M
-  SegmentStarts segments{}; // empty: every block input is kept
-  int slots = 2;            // D
+  int micro_batches = 1;     // M
+  SegmentStarts segments{};  // empty: every block input is kept
+  int slots = 2;             // D
   AccumulationOrder order = AccumulationOrder::BatchMajor;
   ReduceWhen reduce = ReduceWhen::EachMicroBatch;
 };
@@ -30,11 +30,11 @@ struct StepPlan {
   std::vector<Entry> entries;
   std::vector<int> reductions_of_unit;  // per step
 
-  int block_gathers() const;       // gathers of block units
+  int block_gathers() const;  // gathers of block units
 };
 
-// Slots are shared by the blocks' units; root units are gathered where they are used and given back when the next action
-// does not use them.
+// Slots are shared by the blocks' units; root units are gathered where they are used and given back when the next
+// action does not use them.
 StepPlan make_step_plan(const PartUnits& units, int num_units, const StepPlanOptions& options);
 
 // The communication of one step on one rank, from the plan alone.
@@ -42,6 +42,7 @@ struct UnitVolume {
   std::string ledger_name;
   std::int64_t trainable_shard = 0, frozen_shard = 0;  // elements
 };
-Ledger::Entries expected_volume(const StepPlan& plan, const std::vector<UnitVolume>& units, Strategy strategy, int world);
+Ledger::Entries expected_volume(const StepPlan& plan, const std::vector<UnitVolume>& units, Strategy strategy,
+                                int world);
 
 }  // namespace regather

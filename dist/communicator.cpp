@@ -161,8 +161,8 @@ Event Communicator::all_gather(std::span<const GatherBuffer> buffers, const Labe
   check(!buffers.empty(), "all_gather of {}: no buffers", label.unit);
   std::vector<std::string> sizes;
   for (const GatherBuffer& b : buffers) {
-    check(b.shard >= 0 && (b.full || b.shard == 0 || !transport_->moves_data()), "all_gather of {}: a buffer at {} with a shard of {} elements",
-          label.unit, b.full, b.shard);
+    check(b.shard >= 0 && (b.full || b.shard == 0 || !transport_->moves_data()),
+          "all_gather of {}: a buffer at {} with a shard of {} elements", label.unit, b.full, b.shard);
     sizes.push_back(fmt::format("{} x {}", name_of(b.dtype), size_ * b.shard));
   }
   Started started =
@@ -182,8 +182,8 @@ Event Communicator::all_gather(std::span<const GatherBuffer> buffers, const Labe
 }
 
 Event Communicator::reduce_scatter(const float* full, float* owned, std::int64_t shard, const Label& label) {
-  check(shard >= 0 && ((full && owned) || shard == 0 || !transport_->moves_data()), "reduce_scatter of {}: null buffers with a shard of {} elements",
-        label.unit, shard);
+  check(shard >= 0 && ((full && owned) || shard == 0 || !transport_->moves_data()),
+        "reduce_scatter of {}: null buffers with a shard of {} elements", label.unit, shard);
   const Started started =
       describe(Collective::ReduceScatter, label, DType::F32, fmt::format("fp32 x {}", size_ * shard));
   const std::int64_t bytes = shard * static_cast<std::int64_t>(sizeof(float));
@@ -193,8 +193,8 @@ Event Communicator::reduce_scatter(const float* full, float* owned, std::int64_t
 }
 
 Event Communicator::all_reduce(float* data, std::int64_t shard, const Label& label) {
-  check(shard >= 0 && (data || shard == 0 || !transport_->moves_data()), "all_reduce of {}: a null buffer with a shard of {} elements", label.unit,
-        shard);
+  check(shard >= 0 && (data || shard == 0 || !transport_->moves_data()),
+        "all_reduce of {}: a null buffer with a shard of {} elements", label.unit, shard);
   const Started started = describe(Collective::AllReduce, label, DType::F32, fmt::format("fp32 x {}", size_ * shard));
   const std::int64_t bytes = shard * static_cast<std::int64_t>(sizeof(float));
   ledger_.add(started.key, {.count = 1, .logical_bytes = size_ * bytes, .wire_bytes = 2 * (size_ - 1) * bytes});

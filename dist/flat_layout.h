@@ -1,5 +1,5 @@
-// Where parameters sit in a flat buffer that is cut into `world` equal shards: one after the other in the order of the table,
-// without gaps; the last shards are padded, and may be empty of parameters. Pure arithmetic, 64-bit.
+// Where parameters sit in a flat buffer that is cut into `world` equal shards: one after the other in the order of the
+// table, without gaps; the last shards are padded, and may be empty of parameters. Pure arithmetic, 64-bit.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -14,8 +14,8 @@ class FlatLayout {
 
   std::int64_t offset(std::size_t param) const { return offsets_.at(param); }
   std::int64_t size(std::size_t param) const { return offsets_.at(param + 1) - offsets_.at(param); }
-  std::int64_t total() const { return offsets_.back(); }        // elements of all parameters
-  std::int64_t shard() const { return shard_; }                 // ceil(total / world)
+  std::int64_t total() const { return offsets_.back(); }  // elements of all parameters
+  std::int64_t shard() const { return shard_; }           // ceil(total / world)
   std::int64_t padded() const { return shard_ * world_; }
 
   // Which part of which parameters a rank owns.

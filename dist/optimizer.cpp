@@ -31,11 +31,12 @@ void ShardedOptimizer::step(double lr, double gradient_scale, std::int64_t step)
       const float decay = decays ? static_cast<float>(options_.weight_decay) : 0.0F;
       const auto rate = static_cast<float>(lr), scale = static_cast<float>(gradient_scale);
       if (options_.type == OptimizerOptions::Type::Sgd) {
-        sgd(piece.value, nullptr, piece.gradient, piece.size, {.lr = rate, .weight_decay = decay, .gradient_scale = scale});
+        sgd(piece.value, nullptr, piece.gradient, piece.size,
+            {.lr = rate, .weight_decay = decay, .gradient_scale = scale});
         continue;
       }
-      adamw(piece.value, state.first.data<float>() + piece.state, state.second.data<float>() + piece.state, piece.gradient,
-            piece.size,
+      adamw(piece.value, state.first.data<float>() + piece.state, state.second.data<float>() + piece.state,
+            piece.gradient, piece.size,
             {.lr = rate,
              .beta1 = static_cast<float>(options_.beta1),
              .beta2 = static_cast<float>(options_.beta2),
@@ -59,7 +60,8 @@ std::vector<double> ShardedOptimizer::nonzero_gradients() const {
   for (const State& state : states_) {
     std::vector<double> of_unit(state.unit->table().size(), 0.0);
     for (const ShardUnit::OwnedPiece& piece : state.unit->normed())
-      if (!device_.meta() && std::any_of(piece.gradient, piece.gradient + piece.size, [](float g) { return g != 0.0F; }))
+      if (!device_.meta() &&
+          std::any_of(piece.gradient, piece.gradient + piece.size, [](float g) { return g != 0.0F; }))
         of_unit[static_cast<std::size_t>(piece.param)] = 1.0;
     for (std::size_t i = 0; i < of_unit.size(); ++i)
       if (state.unit->table()[i].trainable) out.push_back(of_unit[i]);
@@ -67,8 +69,6 @@ std::vector<double> ShardedOptimizer::nonzero_gradients() const {
   return out;
 }
 
-double clip_scale(double norm, double max_norm) {
-  return max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
-}
+double clip_scale(double norm, double max_norm) { return max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0; }
 
 }  // namespace regather

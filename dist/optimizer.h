@@ -1,6 +1,6 @@
-// The optimizer of this rank's shards: state exists for the elements that the rank updates and for no others. Weight decay
-// follows the parameters' own flags, wherever a shard cuts them. The norm of the whole gradient is the sum over ranks of
-// gradient_squares(), each element counted once; combining it over ranks is the caller's.
+// The optimizer of this rank's shards: state exists for the elements that the rank updates and for no others. Weight
+// decay follows the parameters' own flags, wherever a shard cuts them. The norm of the whole gradient is the sum over
+// ranks of gradient_squares(), each element counted once; combining it over ranks is the caller's.
 #pragma once
 #include <memory>
 #include <span>
@@ -23,7 +23,8 @@ class ShardedOptimizer {
   void step(double lr, double gradient_scale, std::int64_t step);
   // Sum of squares over the trainable elements that this rank holds, in double.
   double gradient_squares() const;
-  // For each trainable parameter, in the order of the units: 1 if this rank holds an element of its gradient that is not zero.
+  // For each trainable parameter, in the order of the units: 1 if this rank holds an element of its gradient that is
+  // not zero.
   std::vector<double> nonzero_gradients() const;
 
  private:

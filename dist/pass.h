@@ -4,7 +4,14 @@
 
 namespace regather {
 
-enum class Pass { Forward, Replay, Backward, Optimizer, Evaluation, Step };  // Step: scalars of a step (tokens, loss, norm)
+enum class Pass {
+  Forward,
+  Replay,
+  Backward,
+  Optimizer,
+  Evaluation,
+  Step
+};  // Step: scalars of a step (tokens, loss, norm)
 constexpr std::string_view name_of(Pass pass) {
   switch (pass) {
     case Pass::Forward: return "forward";

@@ -26,8 +26,8 @@ std::vector<Access> plan_residency(std::span<const int> block_of_action, int blo
     if (std::ranges::find(resident, block) == resident.end()) {
       plan[t].gathers = true;
       if (static_cast<int>(resident.size()) >= std::min(slots, blocks)) {
-        const auto victim = std::ranges::max_element(
-            resident, {}, [&](int b) { return upcoming[static_cast<std::size_t>(b)]; });
+        const auto victim =
+            std::ranges::max_element(resident, {}, [&](int b) { return upcoming[static_cast<std::size_t>(b)]; });
         plan[t].evict = *victim;
         resident.erase(victim);
       }

@@ -1,6 +1,6 @@
-// Which action gathers, and which resident block gives up its slot for it: pure data, made before the step. Evicts the block
-// whose next use is farthest away (Belady, "A study of replacement algorithms for a virtual-storage computer", 1966): nobody
-// can need fewer gathers with as many slots. It knows no pass, no policy and no checkpoint.
+// Which action gathers, and which resident block gives up its slot for it: pure data, made before the step. Evicts the
+// block whose next use is farthest away (Belady, "A study of replacement algorithms for a virtual-storage computer",
+// 1966): nobody can need fewer gathers with as many slots. It knows no pass, no policy and no checkpoint.
 #pragma once
 #include <span>
 #include <vector>

@@ -23,7 +23,8 @@ float* at(const Buffer& buffer, std::int64_t offset) {
 
 }  // namespace
 
-ShardUnit::ShardUnit(UnitSpec spec, std::string ledger_name, Device& device, Communicator& comm, const UnitOptions& options)
+ShardUnit::ShardUnit(UnitSpec spec, std::string ledger_name, Device& device, Communicator& comm,
+                     const UnitOptions& options)
     : spec_(std::move(spec)),
       ledger_name_(std::move(ledger_name)),
       device_(device),
@@ -60,8 +61,8 @@ void ShardUnit::fill_start_values() {
       if (!replicated() && rank != comm_.rank()) continue;
       float* shard = values.data<float>() + (replicated() ? layout.shard() * rank : 0);
       for (const FlatLayout::Piece& piece : layout.pieces(rank))
-        initialize(spec_.params[static_cast<std::size_t>(table_index[piece.param])], options_.seed, piece.first, piece.size,
-                   shard + piece.offset);
+        initialize(spec_.params[static_cast<std::size_t>(table_index[piece.param])], options_.seed, piece.first,
+                   piece.size, shard + piece.offset);
     }
   }
 }
@@ -81,7 +82,8 @@ void ShardUnit::prefetch(Pass pass) {
     buffers.push_back({slot.data(), layout.shard(), DType::F32});
     return slot;
   };
-  device_.wait(Stream::Gather, device_.record(Stream::Compute));  // the slot may still be read by what was enqueued before
+  device_.wait(Stream::Gather,
+               device_.record(Stream::Compute));  // the slot may still be read by what was enqueued before
   copy.trainable = place(trainable_, values_);
   copy.frozen = place(frozen_, frozen_values_);
   copy.arrival = comm_.all_gather(buffers, label(pass));
@@ -109,7 +111,8 @@ const void* ShardUnit::data(int i) {
 
 void ShardUnit::evict() {
   check(leases_ == 0, "{}: evicted while leased", spec_.name);
-  if (full_ && !waited_) orphans_.push_back(std::move(full_));  // the transport still writes to it
+  // The transport may still write to a copy that nobody waited for.
+  if (full_ && !waited_ && !device_.meta()) orphans_.push_back(std::move(full_));
   full_ = {};
   waited_ = false;
 }
@@ -160,7 +163,8 @@ void ShardUnit::reduce() {
   if (options_.strategy == Strategy::None)
     reduced_ = comm_.all_reduce(running_->flat(), trainable_.shard(), label(Pass::Backward));
   else
-    reduced_ = comm_.reduce_scatter(running_->flat(), gradient_.data<float>(), trainable_.shard(), label(Pass::Backward));
+    reduced_ =
+        comm_.reduce_scatter(running_->flat(), gradient_.data<float>(), trainable_.shard(), label(Pass::Backward));
   reducing_ = std::move(running_);
   running_.reset();
 }
@@ -170,7 +174,8 @@ void ShardUnit::finish_reduction() {
   device_.wait(Stream::Compute, reduced_);
   reduced_ = {};
   if (options_.strategy == Strategy::None && gradient_)
-    device_.add(Stream::Compute, gradient_.data<float>(), gradient_.data<float>(), reducing_->flat(), reducing_->elements());
+    device_.add(Stream::Compute, gradient_.data<float>(), gradient_.data<float>(), reducing_->flat(),
+                reducing_->elements());
   if (running_stays()) {
     running_ = std::move(reducing_);
     if (options_.strategy == Strategy::Optimizer) running_->clear(device_);
@@ -190,8 +195,8 @@ std::vector<ShardUnit::OwnedPiece> ShardUnit::pieces_of(int rank, std::int64_t v
   std::vector<OwnedPiece> out;
   float* gradient = owned_gradient();
   for (const FlatLayout::Piece& p : trainable_.pieces(rank))
-    out.push_back({trainable_params_[p.param], p.first, p.size, state_begin + p.offset, at(values_, value_begin + p.offset),
-                   gradient ? gradient + gradient_begin + p.offset : nullptr});
+    out.push_back({trainable_params_[p.param], p.first, p.size, state_begin + p.offset,
+                   at(values_, value_begin + p.offset), gradient ? gradient + gradient_begin + p.offset : nullptr});
   return out;
 }
 

@@ -1,14 +1,14 @@
-// One unit's parameters on one rank: its shard (or replica), the full copy while it is resident, its gradients until they are
-// reduced. The only all-gather of parameters in the project is started here.
+// One unit's parameters on one rank: its shard (or replica), the full copy while it is resident, its gradients until
+// they are reduced. The only all-gather of parameters in the project is started here.
 //
 //             prefetch()                first use of a parameter
 //   Sharded ------------> Gathering -----------------------------> Ready
 //      ^       acquire() does this too        evict(), parameters_changed(): only without leases
 //      +------------------------------------------------------------+
 //
-// Strategies other than Full keep a replica of the parameters: it is always resident, and parameters_changed() refreshes it.
-// The pass is stated by the caller, never inferred. It knows no block, no schedule and no checkpoint; whoever schedules the
-// slots says when to evict.
+// Strategies other than Full keep a replica of the parameters: it is always resident, and parameters_changed()
+// refreshes it. The pass is stated by the caller, never inferred. It knows no block, no schedule and no checkpoint;
+// whoever schedules the slots says when to evict.
 #pragma once
 #include <optional>
 #include <string>
@@ -21,7 +21,8 @@
 namespace regather {
 
 // What is sharded over the ranks. Full: parameters, gradients, optimizer state (ZeRO-3, Rajbhandari et al., SC 2020).
-// Gradients: gradients and optimizer state (ZeRO-2). Optimizer: optimizer state (ZeRO-1). None: nothing (data parallel).
+// Gradients: gradients and optimizer state (ZeRO-2). Optimizer: optimizer state (ZeRO-1). None: nothing (data
+// parallel).
 enum class Strategy { Full, Gradients, Optimizer, None };
 
 struct UnitOptions {
@@ -63,21 +64,21 @@ class ShardUnit final : public ParamSource {
   DType dtype() const override { return DType::F32; }
 
   // ---- gradients
-  void begin_step();                   // gradients are zero again
-  // The buffer that backwards of this unit add to until the next reduce(). lifetime: Workspace if it is reduced at the end of
-  // the same action, Gradients if it outlives it.
+  void begin_step();  // gradients are zero again
+  // The buffer that backwards of this unit add to until the next reduce(). lifetime: Workspace if it is reduced at the
+  // end of the same action, Gradients if it outlives it.
   UnitGradients& gradients(Tag lifetime);
-  void reduce();                       // starts the reduction of that buffer; at most one in flight
+  void reduce();  // starts the reduction of that buffer; at most one in flight
   void finish_reduction();
   bool written(int i) const { return written_[static_cast<std::size_t>(i)]; }  // in this step, by any backward
 
   // ---- what this rank's optimizer sees
   struct OwnedPiece {
-    int param;              // index in the table
-    std::int64_t first;     // of its elements within the parameter
+    int param;           // index in the table
+    std::int64_t first;  // of its elements within the parameter
     std::int64_t size;
-    std::int64_t state;     // where its elements begin in the optimizer state of this unit
-    float* value;           // null in a meta run, as the gradient
+    std::int64_t state;  // where its elements begin in the optimizer state of this unit
+    float* value;        // null in a meta run, as the gradient
     float* gradient;
   };
   std::vector<OwnedPiece> updated() const;  // the trainable elements that this rank updates
@@ -97,10 +98,13 @@ class ShardUnit final : public ParamSource {
   bool running_stays() const {
     return options_.strategy == Strategy::Optimizer || (options_.strategy == Strategy::None && !gradient_);
   }
-  std::int64_t local_elements(const FlatLayout& layout) const { return replicated() ? layout.padded() : layout.shard(); }
+  std::int64_t local_elements(const FlatLayout& layout) const {
+    return replicated() ? layout.padded() : layout.shard();
+  }
   std::int64_t own_begin() const { return replicated() ? trainable_.shard() * comm_.rank() : 0; }
   void fill_start_values();
-  std::vector<OwnedPiece> pieces_of(int rank, std::int64_t value_begin, std::int64_t gradient_begin, std::int64_t state_begin) const;
+  std::vector<OwnedPiece> pieces_of(int rank, std::int64_t value_begin, std::int64_t gradient_begin,
+                                    std::int64_t state_begin) const;
   float* owned_gradient() const;
   Label label(Pass pass) const { return {ledger_name_, pass, spec_.name}; }
 
@@ -115,11 +119,11 @@ class ShardUnit final : public ParamSource {
   UnitOptions options_;
   std::vector<Place> places_;
   FlatLayout trainable_, frozen_;
-  std::vector<int> trainable_params_;         // layout index -> table index
-  Buffer values_, frozen_values_;             // this rank's shard, or its replica
-  Buffer gradient_;                           // reduced: of the shard; of everything for Strategy::None
-  std::optional<UnitGradients> running_;      // what backwards add to
-  std::optional<UnitGradients> reducing_;     // in flight
+  std::vector<int> trainable_params_;      // layout index -> table index
+  Buffer values_, frozen_values_;          // this rank's shard, or its replica
+  Buffer gradient_;                        // reduced: of the shard; of everything for Strategy::None
+  std::optional<UnitGradients> running_;   // what backwards add to
+  std::optional<UnitGradients> reducing_;  // in flight
   Event reduced_;
   std::vector<bool> written_;
 

@@ -153,7 +153,8 @@ void Dataset::read(std::int64_t first, std::span<std::int32_t> out) const {
 std::uint64_t Dataset::fingerprint() const {
   constexpr std::int64_t kPiece = 1 << 16, kPieces = 1 << 10;
   std::vector<std::int32_t> piece;
-  const std::int64_t pieces = (num_tokens() + kPiece - 1) / kPiece, stride = std::max<std::int64_t>(1, pieces / kPieces);
+  const std::int64_t pieces = (num_tokens() + kPiece - 1) / kPiece,
+                     stride = std::max<std::int64_t>(1, pieces / kPieces);
   std::uint64_t hash = mix(0, static_cast<std::uint64_t>(num_tokens()));
   for (std::int64_t i = 0; i < pieces; i += stride) {
     piece.resize(static_cast<std::size_t>(std::min(kPiece, num_tokens() - i * kPiece)));

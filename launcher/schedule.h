@@ -1,4 +1,5 @@
-// The learning rate of a step: a linear warm-up, then half a cosine down to the lowest rate at the last step, or constant.
+// The learning rate of a step: a linear warm-up, then half a cosine down to the lowest rate at the last step, or
+// constant.
 #pragma once
 #include <cstdint>
 

@@ -1,5 +1,5 @@
-// SIGTERM and SIGUSR1 ask a run to finish its step and leave. A signal has no context to hand over, so this is the one place
-// with a variable of the process; it is only ever set by the handler.
+// SIGTERM and SIGUSR1 ask a run to finish its step and leave. A signal has no context to hand over, so this is the one
+// place with a variable of the process; it is only ever set by the handler.
 #pragma once
 #include <csignal>
 
@@ -16,7 +16,8 @@ class StopSignal {
   static const volatile std::sig_atomic_t* flag();
 
  private:
-  struct sigaction terminate_ {}, user_ {};
+  struct sigaction terminate_ {
+  }, user_{};
 };
 
 }  // namespace regather

@@ -26,7 +26,8 @@ int run_training(const Config& config, const TrainOptions& options) {
     return static_cast<int>(ExitCode::Done);
   }
   const bool launched = launch_place([](const char* name) { return std::getenv(name); }).ranks > 1;
-  const auto comm = launched ? make_mpi_communicator(communicator_options(config)) : make_single_communicator(communicator_options(config));
+  const auto comm = launched ? make_mpi_communicator(communicator_options(config))
+                             : make_single_communicator(communicator_options(config));
   try {
     TrainingRun(config, options, stop, *comm).run();
   } catch (const PeerFailed& e) {

@@ -46,9 +46,11 @@ Tensor Trainer::loss_weights(const Shape& shape, double total_tokens) {
 Trainer::Sums Trainer::forward_backward(std::span<const Batch> batches, double total_tokens) {
   const Tensor weights = loss_weights(batches[0].targets.shape(), total_tokens);
   std::vector<MicroBatch> micro;
-  for (const Batch& b : batches) micro.push_back({b.tokens, b.targets, weights, static_cast<std::uint64_t>(b.first_sequence)});
+  for (const Batch& b : batches)
+    micro.push_back({b.tokens, b.targets, weights, static_cast<std::uint64_t>(b.first_sequence)});
   Sums sums;
-  stack_->step(micro, static_cast<std::uint64_t>(steps_done_), [&](int, const Tensor& losses) { sums.loss += sum(losses); });
+  stack_->step(micro, static_cast<std::uint64_t>(steps_done_),
+               [&](int, const Tensor& losses) { sums.loss += sum(losses); });
   sums.squares = optimizer_->gradient_squares();
   return sums;
 }
@@ -58,45 +60,48 @@ StepReport Trainer::step(std::span<const Batch> batches) {
   report.step = steps_done_ + 1;
   report.lr = options_.learning_rate.at(report.step);
   comm_.set_where(fmt::format("step {}", report.step));
-  return with_context([&] { return comm_.where(); }, [&] {
-    const auto begin = std::chrono::steady_clock::now();
-    comm_.reset_ledger();
-    device_.trace = &trace_;
-    const double flops[] = {trace_.forward_flops, trace_.recomputed_flops};
+  return with_context(
+      [&] { return comm_.where(); },
+      [&] {
+        const auto begin = std::chrono::steady_clock::now();
+        comm_.reset_ledger();
+        device_.trace = &trace_;
+        const double flops[] = {trace_.forward_flops, trace_.recomputed_flops};
 
-    double tokens = 0;
-    for (const Batch& b : batches) tokens += static_cast<double>(counted_tokens(b));
-    comm_.all_reduce(std::span(&tokens, 1), kScalars);
-    report.tokens = static_cast<std::int64_t>(tokens);
-    report.skipped = tokens == 0;
-    if (!report.skipped) {
-      const Sums own = forward_backward(batches, tokens);
-      double totals[] = {own.loss, own.squares};
-      comm_.all_reduce(totals, kScalars);
-      report.loss = totals[0] / tokens;
-      report.grad_norm = std::sqrt(totals[1]);
-      report.skipped = !std::isfinite(report.loss) || !std::isfinite(report.grad_norm);
-      if (report.skipped && options_.nonfinite == TrainerOptions::Nonfinite::Error)
-        throw Error(fmt::format("the loss is {} and the gradient's norm is {} (train.nonfinite: error)", report.loss, report.grad_norm));
-      if (!report.skipped) {
-        check_every_parameter_learns();
-        optimizer_->step(report.lr, clip_scale(report.grad_norm, options_.clip_grad_norm), ++updates_);
-      }
-      for (auto& unit : stack_->units()) unit->parameters_changed();
-      for (auto& unit : stack_->units()) unit->finish_refresh();
-      audit(report);
-    }
-    ++steps_done_;
-    report.collectives = comm_.ledger().entries();
-    report.forward_flops = trace_.forward_flops - flops[0];
-    report.recomputed_flops = trace_.recomputed_flops - flops[1];
-    report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    return report;
-  });
+        double tokens = 0;
+        for (const Batch& b : batches) tokens += static_cast<double>(counted_tokens(b));
+        comm_.all_reduce(std::span(&tokens, 1), kScalars);
+        report.tokens = static_cast<std::int64_t>(tokens);
+        report.skipped = tokens == 0;
+        if (!report.skipped) {
+          const Sums own = forward_backward(batches, tokens);
+          double totals[] = {own.loss, own.squares};
+          comm_.all_reduce(totals, kScalars);
+          report.loss = totals[0] / tokens;
+          report.grad_norm = std::sqrt(totals[1]);
+          report.skipped = !std::isfinite(report.loss) || !std::isfinite(report.grad_norm);
+          if (report.skipped && options_.nonfinite == TrainerOptions::Nonfinite::Error)
+            throw Error(fmt::format("the loss is {} and the gradient's norm is {} (train.nonfinite: error)",
+                                    report.loss, report.grad_norm));
+          if (!report.skipped) {
+            check_every_parameter_learns();
+            optimizer_->step(report.lr, clip_scale(report.grad_norm, options_.clip_grad_norm), ++updates_);
+          }
+          for (auto& unit : stack_->units()) unit->parameters_changed();
+          for (auto& unit : stack_->units()) unit->finish_refresh();
+          audit(report);
+        }
+        ++steps_done_;
+        report.collectives = comm_.ledger().entries();
+        report.forward_flops = trace_.forward_flops - flops[0];
+        report.recomputed_flops = trace_.recomputed_flops - flops[1];
+        report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+        return report;
+      });
 }
 
-// A parameter that no backward wrote is not part of the loss; one whose gradient is zero in every element, step after step, is
-// cut off from it. Both train nothing and would go unnoticed.
+// A parameter that no backward wrote is not part of the loss; one whose gradient is zero in every element, step after
+// step, is cut off from it. Both train nothing and would go unnoticed.
 void Trainer::check_every_parameter_learns() {
   std::vector<const ParamInfo*> trainable;
   for (const auto& unit : stack_->units())
@@ -104,7 +109,10 @@ void Trainer::check_every_parameter_learns() {
       const ParamInfo& p = unit->table()[i];
       if (!p.trainable) continue;
       if (!p.optional && !unit->written(static_cast<int>(i)))
-        throw Error(fmt::format("parameter {} is trainable, but no backward of this step wrote its gradient; declare it optional or freeze it", p.name));
+        throw Error(
+            fmt::format("parameter {} is trainable, but no backward of this step wrote its gradient; declare it "
+                        "optional or freeze it",
+                        p.name));
       trainable.push_back(&p);
     }
   if (steps_done_ >= kStepsToLearn) return;
@@ -115,8 +123,10 @@ void Trainer::check_every_parameter_learns() {
   if (steps_done_ + 1 < kStepsToLearn || device_.meta()) return;
   for (std::size_t i = 0; i < learned_.size(); ++i)
     if (learned_[i] == 0.0 && !trainable[i]->optional)
-      throw Error(fmt::format("the gradient of parameter {} was zero in every element of the first {} steps; declare it optional or freeze it",
-                              trainable[i]->name, kStepsToLearn));
+      throw Error(
+          fmt::format("the gradient of parameter {} was zero in every element of the first {} steps; declare it "
+                      "optional or freeze it",
+                      trainable[i]->name, kStepsToLearn));
 }
 
 Ledger::Entries Trainer::expected(const StepReport& report) const {
@@ -139,17 +149,18 @@ void Trainer::audit(StepReport& report) const {
 }
 
 double Trainer::evaluate(std::span<const Batch> batches) {
-  return with_context([&] { return fmt::format("evaluation after step {}", steps_done_); }, [&] {
-    double totals[] = {0, 0};
-    for (const Batch& b : batches) {
-      const Tensor losses = stack_->evaluate(b.tokens, b.targets);
-      totals[0] += sum(losses);
-      totals[1] += static_cast<double>(counted_tokens(b));
-    }
-    comm_.all_reduce(totals, {"scalars", Pass::Evaluation});
-    if (totals[1] == 0) throw Error("no token to evaluate on");
-    return totals[0] / totals[1];
-  });
+  return with_context([&] { return fmt::format("evaluation after step {}", steps_done_); },
+                      [&] {
+                        double totals[] = {0, 0};
+                        for (const Batch& b : batches) {
+                          const Tensor losses = stack_->evaluate(b.tokens, b.targets);
+                          totals[0] += sum(losses);
+                          totals[1] += static_cast<double>(counted_tokens(b));
+                        }
+                        comm_.all_reduce(totals, {"scalars", Pass::Evaluation});
+                        if (totals[1] == 0) throw Error("no token to evaluate on");
+                        return totals[0] / totals[1];
+                      });
 }
 
 }  // namespace regather

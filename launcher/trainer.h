@@ -1,6 +1,6 @@
-// A model in training on this rank: step() does everything between a batch and changed parameters, the same on every rank
-// (accumulation, reduction, clipping, optimizer, the audit of what was communicated). It knows no file and no command line.
-// Invariant: after an exception the model is as it was before the step, or every rank fails.
+// A model in training on this rank: step() does everything between a batch and changed parameters, the same on every
+// rank (accumulation, reduction, clipping, optimizer, the audit of what was communicated). It knows no file and no
+// command line. Invariant: after an exception the model is as it was before the step, or every rank fails.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -30,14 +30,14 @@ struct TrainerOptions {
 };
 
 struct StepReport {
-  std::int64_t step = 0;             // from 1
+  std::int64_t step = 0;  // from 1
   double loss = 0, grad_norm = 0, lr = 0;
-  std::int64_t tokens = 0;           // counted, of all ranks
-  bool skipped = false;              // nothing was updated: numbers that are not finite, or no token to learn from
+  std::int64_t tokens = 0;  // counted, of all ranks
+  bool skipped = false;     // nothing was updated: numbers that are not finite, or no token to learn from
   double seconds = 0;
   double forward_flops = 0, recomputed_flops = 0;
-  Ledger::Entries collectives;       // of this rank
-  std::vector<std::string> audit;    // differences to the plan; empty: as expected
+  Ledger::Entries collectives;     // of this rank
+  std::vector<std::string> audit;  // differences to the plan; empty: as expected
 };
 
 class Trainer {
@@ -45,9 +45,11 @@ class Trainer {
   // The model, device and communicator outlive the trainer.
   Trainer(const Model& model, Device& device, Communicator& comm, const TrainerOptions& options);
 
-  // batches: this rank's micro-batches of the step. Collective. Throws if the step can't be trusted (see TrainerOptions).
+  // batches: this rank's micro-batches of the step. Collective. Throws if the step can't be trusted (see
+  // TrainerOptions).
   StepReport step(std::span<const Batch> batches);
-  // Mean loss over all counted tokens of all ranks' batches. Changes nothing. Collective: as many batches on every rank.
+  // Mean loss over all counted tokens of all ranks' batches. Changes nothing. Collective: as many batches on every
+  // rank.
   double evaluate(std::span<const Batch> batches);
 
   std::int64_t steps_done() const { return steps_done_; }

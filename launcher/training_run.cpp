@@ -66,8 +66,8 @@ void require_same_on_all_ranks(Communicator& comm, const std::string& mine, std:
       if (first.contains(pointer) && first[pointer] == value) continue;
       std::string key = pointer.substr(1);
       std::ranges::replace(key, '/', '.');
-      text += fmt::format("\n  {}: {} on rank 0, {} on rank {}", key, first.contains(pointer) ? first[pointer].dump() : "nothing",
-                          value.dump(), rank);
+      text += fmt::format("\n  {}: {} on rank 0, {} on rank {}", key,
+                          first.contains(pointer) ? first[pointer].dump() : "nothing", value.dump(), rank);
     }
   }
   if (!text.empty()) throw UsageError(fmt::format("the ranks were started with different {}:{}", what, text));
@@ -101,9 +101,11 @@ TrainerOptions trainer_options(const Config& config) {
   options.checkpoint = make_checkpoint_plan(policy, static_cast<int>(config.model.layers));
   options.plan.micro_batches = static_cast<int>(config.train.accumulation);
   options.plan.slots = static_cast<int>(config.sharding.resident_slots);
-  options.plan.order = config.train.accumulation_order == TrainConfig::AccumulationOrder::LayerMajor ? AccumulationOrder::LayerMajor
-                                                                                                      : AccumulationOrder::BatchMajor;
-  options.plan.reduce = config.train.reduce == TrainConfig::Reduce::Once ? ReduceWhen::Once : ReduceWhen::EachMicroBatch;
+  options.plan.order = config.train.accumulation_order == TrainConfig::AccumulationOrder::LayerMajor
+                           ? AccumulationOrder::LayerMajor
+                           : AccumulationOrder::BatchMajor;
+  options.plan.reduce =
+      config.train.reduce == TrainConfig::Reduce::Once ? ReduceWhen::Once : ReduceWhen::EachMicroBatch;
   switch (config.sharding.strategy) {
     case ShardingConfig::Strategy::Full: options.strategy = Strategy::Full; break;
     case ShardingConfig::Strategy::Gradients: options.strategy = Strategy::Gradients; break;
@@ -112,20 +114,24 @@ TrainerOptions trainer_options(const Config& config) {
   }
   options.prefetch = static_cast<int>(config.sharding.prefetch_blocks());
   const OptimizerConfig& opt = config.train.optimizer;
-  options.optimizer = {.type = opt.type == OptimizerConfig::Type::Sgd ? OptimizerOptions::Type::Sgd : OptimizerOptions::Type::AdamW,
-                       .beta1 = opt.betas[0],
-                       .beta2 = opt.betas[1],
-                       .eps = opt.eps,
-                       .weight_decay = opt.weight_decay};
-  options.learning_rate = {.shape = config.train.schedule.type == ScheduleConfig::Type::Constant ? LearningRate::Shape::Constant
-                                                                                                  : LearningRate::Shape::Cosine,
+  options.optimizer = {
+      .type = opt.type == OptimizerConfig::Type::Sgd ? OptimizerOptions::Type::Sgd : OptimizerOptions::Type::AdamW,
+      .beta1 = opt.betas[0],
+      .beta2 = opt.betas[1],
+      .eps = opt.eps,
+      .weight_decay = opt.weight_decay};
+  options.learning_rate = {.shape = config.train.schedule.type == ScheduleConfig::Type::Constant
+                                        ? LearningRate::Shape::Constant
+                                        : LearningRate::Shape::Cosine,
                            .peak = opt.lr,
                            .min = config.train.schedule.min_lr,
                            .warmup_steps = config.train.schedule.warmup_steps,
                            .steps = config.train.steps};
   options.clip_grad_norm = config.train.clip_grad_norm;
-  options.nonfinite = config.train.nonfinite == TrainConfig::Nonfinite::Skip ? TrainerOptions::Nonfinite::Skip : TrainerOptions::Nonfinite::Error;
-  options.audit = config.communication.audit == CommunicationConfig::Audit::Warn ? TrainerOptions::Audit::Warn : TrainerOptions::Audit::Error;
+  options.nonfinite = config.train.nonfinite == TrainConfig::Nonfinite::Skip ? TrainerOptions::Nonfinite::Skip
+                                                                             : TrainerOptions::Nonfinite::Error;
+  options.audit = config.communication.audit == CommunicationConfig::Audit::Warn ? TrainerOptions::Audit::Warn
+                                                                                 : TrainerOptions::Audit::Error;
   options.seed = static_cast<std::uint64_t>(config.train.seed);
   return options;
 }
@@ -137,7 +143,8 @@ MemoryForecast forecast_memory(const Config& config, const Model& model, int ran
   const Shape shape{config.train.micro_batch, config.data.sequence};
   std::vector<Batch> batches;
   for (std::int64_t m = 0; m < config.train.accumulation; ++m)
-    batches.push_back({Tensor(device.memory, shape, Tag::Workspace, DType::I32), Tensor(device.memory, shape, Tag::Workspace, DType::I32), 0});
+    batches.push_back({Tensor(device.memory, shape, Tag::Workspace, DType::I32),
+                       Tensor(device.memory, shape, Tag::Workspace, DType::I32), 0});
   trainer.step(batches);
   return {device.memory.peak_total(), device.memory.at_peak(), device.memory.peak_by_tag()};
 }
@@ -154,11 +161,13 @@ TrainingRun::TrainingRun(const Config& config, const TrainOptions& options, cons
   comm_.set_where("start");
   check_against_world(config, comm.size());
   require_same_on_all_ranks(comm, to_json(config), "configurations");
-  require_same_on_all_ranks(comm, nlohmann::json{{"data", {{"tokens", data_.num_tokens()}, {"hash", data_.fingerprint()}}}}.dump(), "data");
+  require_same_on_all_ranks(
+      comm, nlohmann::json{{"data", {{"tokens", data_.num_tokens()}, {"hash", data_.fingerprint()}}}}.dump(), "data");
   omp_set_num_threads(static_cast<int>(config.threads));
   forecast_ = forecast_memory(config, model_, comm.rank(), comm.size());
   if (speaks()) {
-    folder_ = std::make_unique<RunFolder>(config.output, options.overwrite ? RunFolder::Existing::Overwrite : RunFolder::Existing::Refuse);
+    folder_ = std::make_unique<RunFolder>(
+        config.output, options.overwrite ? RunFolder::Existing::Overwrite : RunFolder::Existing::Refuse);
     folder_->write_config(config);
     metrics_ = std::make_unique<MetricsLog>(*folder_);
     progress_ = std::make_unique<Progress>(stdout, terminal_of(stdout), config.train.steps);
@@ -183,12 +192,14 @@ void TrainingRun::speak_banner() {
 
 std::vector<Batch> TrainingRun::batches(std::int64_t step) {
   std::vector<Batch> out;
-  for (std::int64_t m = 0; m < grid_.accumulation; ++m) out.push_back(data_.batch(device_.memory, grid_, comm_.rank(), step - 1, m));
+  for (std::int64_t m = 0; m < grid_.accumulation; ++m)
+    out.push_back(data_.batch(device_.memory, grid_, comm_.rank(), step - 1, m));
   return out;
 }
 
 void TrainingRun::run() {
-  const std::int64_t end = config_.train.stop_after > 0 ? std::min(config_.train.stop_after, config_.train.steps) : config_.train.steps;
+  const std::int64_t end =
+      config_.train.stop_after > 0 ? std::min(config_.train.stop_after, config_.train.steps) : config_.train.steps;
   bool stopped = false;
   for (std::int64_t step = 1; step <= end && !stopped; ++step) {
     train_step(step);
@@ -258,8 +269,8 @@ RunSummary TrainingRun::summarize() {
   s.tokens_per_second = s.step_seconds.median > 0 ? static_cast<double>(last.tokens) / s.step_seconds.median : 0;
   s.collectives_per_step = last.collectives;
 
-  std::vector<std::int64_t> mine{device_.memory.peak_total(), resident_memory().peak, baseline_resident_, forecast_.peak,
-                                 s.expected_matches ? 0 : 1};
+  std::vector<std::int64_t> mine{device_.memory.peak_total(), resident_memory().peak, baseline_resident_,
+                                 forecast_.peak, s.expected_matches ? 0 : 1};
   for (Tag tag : kAllTags) mine.push_back(device_.memory.at_peak()[index(tag)]);
   for (Tag tag : kAllTags) mine.push_back(device_.memory.peak(tag));
   const auto largest = largest_over_ranks(comm_, mine);

@@ -1,5 +1,5 @@
-// One rank's part of `regather train`, from a valid configuration to a finished run folder. Collective: every rank of the
-// communicator makes one and calls run(). Rank 0 writes and speaks; errors leave it as exceptions.
+// One rank's part of `regather train`, from a valid configuration to a finished run folder. Collective: every rank of
+// the communicator makes one and calls run(). Rank 0 writes and speaks; errors leave it as exceptions.
 #pragma once
 #include <memory>
 #include <string>
@@ -26,8 +26,8 @@ struct MemoryForecast {
 };
 MemoryForecast forecast_memory(const Config& config, const Model& model, int rank, int world);
 
-// Refuses ranks that were started with something else: a UsageError that names what, both values and the ranks. mine: a JSON
-// object.
+// Refuses ranks that were started with something else: a UsageError that names what, both values and the ranks. mine: a
+// JSON object.
 void require_same_on_all_ranks(Communicator& comm, const std::string& mine, std::string_view what);
 
 class TrainingRun {

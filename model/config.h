@@ -15,7 +15,7 @@ struct ModelConfig {
   std::int64_t vocab = 256, max_sequence = 256;
   float dropout = 0.0F;
   bool tie_embeddings = true;
-  float init_std = 0.02F;           // of every weight matrix; residual projections get init_std / sqrt(2 layers)
+  float init_std = 0.02F;             // of every weight matrix; residual projections get init_std / sqrt(2 layers)
   std::vector<std::string> frozen{};  // parameter names or patterns with *: not trained
 };
 

@@ -34,8 +34,8 @@ Activations execute(const Op& op, Device& device, std::span<const Tensor> in, co
                     std::span<const int> param_ids, const RngKey& key) {
   const Allocator::Asking asking(device.memory, op.name());
   Activations out = allocate_outputs(op, device, in, params, param_ids);
-  const Buffer workspace(device.memory, op.workspace(Op::Direction::Forward, types_of(in), shapes_of(params, param_ids)),
-                         Tag::Workspace);
+  const Buffer workspace(
+      device.memory, op.workspace(Op::Direction::Forward, types_of(in), shapes_of(params, param_ids)), Tag::Workspace);
   if (!device.meta()) op.forward({device, in, out, &params, param_ids, key, workspace.data<float>()});
   if (device.between_ops) device.between_ops();
   return out;

@@ -1,7 +1,7 @@
-// What model code is written against: a Block computes outputs from inputs and parameters, in a Run. It knows no rank, no
-// shard and no checkpoint policy. A Model is blocks plus the units their parameters live in.
-// Rules for a block's forward: one operation per statement (`h = op(h)`), marks right after the operation; a tensor made
-// outside the run is a constant.
+// What model code is written against: a Block computes outputs from inputs and parameters, in a Run. It knows no rank,
+// no shard and no checkpoint policy. A Model is blocks plus the units their parameters live in. Rules for a block's
+// forward: one operation per statement (`h = op(h)`), marks right after the operation; a tensor made outside the run is
+// a constant.
 #pragma once
 #include <memory>
 #include <string>
@@ -41,8 +41,8 @@ struct UnitSpec {
   std::vector<ParamInfo> params;
 };
 
-// A block and the units that hold its parameters: parameter k of the block is the k-th of those units' tables, one after the
-// other. A unit may serve several parts (a tied embedding table).
+// A block and the units that hold its parameters: parameter k of the block is the k-th of those units' tables, one
+// after the other. A unit may serve several parts (a tied embedding table).
 struct Part {
   std::unique_ptr<const Block> block;
   std::vector<int> units;

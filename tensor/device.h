@@ -1,7 +1,7 @@
-// What a step runs on: memory, streams of work, and events between them. Every call names its stream. On a CPU each call is
-// done when it returns, except waiting for an event that something else completes (a collective in flight); on a GPU a
-// stream is a queue. Invariant: host code never assumes that enqueued work is done unless it waited on an event.
-// A meta device counts memory and computes nothing. It does not know operations, shards or communication.
+// What a step runs on: memory, streams of work, and events between them. Every call names its stream. On a CPU each
+// call is done when it returns, except waiting for an event that something else completes (a collective in flight); on
+// a GPU a stream is a queue. Invariant: host code never assumes that enqueued work is done unless it waited on an
+// event. A meta device counts memory and computes nothing. It does not know operations, shards or communication.
 #pragma once
 #include <cstddef>
 #include <functional>

@@ -1,5 +1,6 @@
-// The errors of the project: what went wrong, and the exit code a run ends with. Context is added on the way up, so that a
-// message reads "rank 3: step 120: block 7 backward: rerun of gelu (mlp.act): ...". Nothing here prints or exits.
+// The errors of the project: what went wrong, and the exit code a run ends with. Context is added on the way up, so
+// that a message reads "rank 3: step 120: block 7 backward: rerun of gelu (mlp.act): ...". Nothing here prints or
+// exits.
 #pragma once
 #include <fmt/format.h>
 

@@ -50,15 +50,9 @@ void initialize(const ParamInfo& info, std::uint64_t seed, std::int64_t first, s
   check(first >= 0 && n >= 0 && first + n <= info.shape.numel(), "initialize {}: elements {} to {} of {}", info.name,
         first, first + n, info.shape.numel());
   switch (info.init.kind) {
-    case Init::Kind::Zeros:
-      std::fill_n(out, n, 0.0F);
-      return;
-    case Init::Kind::Ones:
-      std::fill_n(out, n, 1.0F);
-      return;
-    case Init::Kind::Normal:
-      fill_normal(info, seed, first, n, out);
-      return;
+    case Init::Kind::Zeros: std::fill_n(out, n, 0.0F); return;
+    case Init::Kind::Ones: std::fill_n(out, n, 1.0F); return;
+    case Init::Kind::Normal: fill_normal(info, seed, first, n, out); return;
   }
 }
 

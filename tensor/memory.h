@@ -1,9 +1,9 @@
-// The allocator owns every byte of a rank: it counts each by kind (tag), live and peak, and refuses a request over the limit
-// with a table of who holds what. Invariant: live(tag) is the sum of the requested bytes of that tag's live buffers, never a
-// rounded figure; so the storage-less run (Mode::Meta, same calls, no memory) predicts it to the byte.
-// Storage comes from one reserved address range in 2 MiB-aligned huge pages, best fit, neighbours merged; what is freed stays
-// for the next request, so a repeated step takes nothing from the system (system_bytes() stays put).
-// Not thread-safe on purpose: only the thread that runs the step allocates and frees.
+// The allocator owns every byte of a rank: it counts each by kind (tag), live and peak, and refuses a request over the
+// limit with a table of who holds what. Invariant: live(tag) is the sum of the requested bytes of that tag's live
+// buffers, never a rounded figure; so the storage-less run (Mode::Meta, same calls, no memory) predicts it to the byte.
+// Storage comes from one reserved address range in 2 MiB-aligned huge pages, best fit, neighbours merged; what is freed
+// stays for the next request, so a repeated step takes nothing from the system (system_bytes() stays put). Not
+// thread-safe on purpose: only the thread that runs the step allocates and frees.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -17,8 +17,8 @@
 namespace regather {
 
 // Parameters: shards (or replicas). Gathered: full copies in slots. Gradients: what outlives a block's backward.
-// Activations: values of forward. Workspace: scratch, activation gradients, a full gradient until its reduction, batches.
-// Host: offloaded values; not counted in the device totals.
+// Activations: values of forward. Workspace: scratch, activation gradients, a full gradient until its reduction,
+// batches. Host: offloaded values; not counted in the device totals.
 enum class Tag : std::uint8_t { Parameters, Gathered, Gradients, Optimizer, Activations, Workspace, Host };
 inline constexpr std::size_t kNumTags = 7;
 inline constexpr std::array<Tag, kNumTags> kAllTags = {Tag::Parameters,  Tag::Gathered,  Tag::Gradients, Tag::Optimizer,
@@ -54,16 +54,16 @@ class Allocator {
   std::int64_t limit() const { return limit_; }
   void set_limit(std::int64_t bytes) { limit_ = bytes; }
   std::int64_t live(Tag tag) const { return live_[index(tag)]; }
-  std::int64_t peak(Tag tag) const { return peak_[index(tag)]; }     // that tag's own high-water mark
-  std::int64_t live_total() const { return total_; }                 // all tags except Host
+  std::int64_t peak(Tag tag) const { return peak_[index(tag)]; }  // that tag's own high-water mark
+  std::int64_t live_total() const { return total_; }              // all tags except Host
   std::int64_t peak_total() const { return peak_total_; }
-  const BytesByTag& at_peak() const { return at_peak_; }             // by tag, at the moment of peak_total()
+  const BytesByTag& at_peak() const { return at_peak_; }  // by tag, at the moment of peak_total()
   const BytesByTag& live_by_tag() const { return live_; }
   const BytesByTag& peak_by_tag() const { return peak_; }
   void restart_peaks();
-  std::int64_t system_bytes() const;                                 // taken from the system so far
+  std::int64_t system_bytes() const;  // taken from the system so far
 
-  std::vector<Event>* log = nullptr;                                 // appended to when set
+  std::vector<Event>* log = nullptr;  // appended to when set
 
   // Who asks, for the out-of-memory message: `const Asking asking(memory, "linear (mlp.up)");`
   class Asking {

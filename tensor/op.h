@@ -1,6 +1,7 @@
-// The operation interface. An operation is an immutable value (attributes only) that can be executed again at any time: its
-// outputs are a function of inputs, parameters and random key, and of nothing else. It allocates nothing (the caller hands it
-// outputs, gradients and workspace), holds no tensor and no parameter, and writes only what it was handed.
+// The operation interface. An operation is an immutable value (attributes only) that can be executed again at any time:
+// its outputs are a function of inputs, parameters and random key, and of nothing else. It allocates nothing (the
+// caller hands it outputs, gradients and workspace), holds no tensor and no parameter, and writes only what it was
+// handed.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -55,7 +56,8 @@ class Op {
  public:
   virtual ~Op() = default;
   virtual std::string_view name() const = 0;
-  // Checks the inputs (with both sides of a mismatch in the message) and gives the outputs' types. params: shapes of its own.
+  // Checks the inputs (with both sides of a mismatch in the message) and gives the outputs' types. params: shapes of
+  // its own.
   virtual std::vector<ValueType> outputs(std::span<const ValueType> in, std::span<const Shape> params) const = 0;
   virtual Saved saved(const Needs& needs) const = 0;
   virtual void forward(const Call& call) const = 0;
@@ -68,8 +70,8 @@ class Op {
   virtual double flops(std::span<const ValueType>, std::span<const Shape>) const { return 0; }
   // Every gradient of an input is dout[0] itself (a residual): nothing is computed or copied.
   virtual bool passes_gradient() const { return false; }
-  // A loss: recorded, but computed together with its gradient in backward(), once; forward() is for evaluation. Its outputs
-  // must be declared saved; backward() fills them. Such values must not be read by later operations.
+  // A loss: recorded, but computed together with its gradient in backward(), once; forward() is for evaluation. Its
+  // outputs must be declared saved; backward() fills them. Such values must not be read by later operations.
   virtual bool fused_with_backward() const { return false; }
 };
 

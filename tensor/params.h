@@ -1,5 +1,5 @@
-// Parameters as operations see them: a table of descriptions, a view that waits for the gather at the first use, and buffers
-// for gradients. Model code declares ParamInfo; dist provides the storage behind ParamView and Gradients.
+// Parameters as operations see them: a table of descriptions, a view that waits for the gather at the first use, and
+// buffers for gradients. Model code declares ParamInfo; dist provides the storage behind ParamView and Gradients.
 // Parameters are never stored on a tape.
 #pragma once
 #include <memory>
@@ -22,12 +22,12 @@ inline Init ones() { return {Init::Kind::Ones, 0.0F}; }
 inline Init normal(float std) { return {Init::Kind::Normal, std}; }
 
 struct ParamInfo {
-  std::string name;        // full name, unique in the model: "h.3.attn.c_attn.weight"
+  std::string name;  // full name, unique in the model: "h.3.attn.c_attn.weight"
   Shape shape;
   Init init{};
-  bool decay = true;       // weight decay applies (not to biases and norm gains)
-  bool trainable = true;   // frozen parameters have no gradient, reduction or optimizer state
-  bool optional = false;   // may stay without a gradient in a step
+  bool decay = true;      // weight decay applies (not to biases and norm gains)
+  bool trainable = true;  // frozen parameters have no gradient, reduction or optimizer state
+  bool optional = false;  // may stay without a gradient in a step
 };
 // Fills out[0 .. n) with elements [first, first + n) of the parameter's start value.
 void initialize(const ParamInfo& info, std::uint64_t seed, std::int64_t first, std::int64_t n, float* out);
@@ -68,13 +68,14 @@ class ParamView {
   std::vector<Ref> refs_;
 };
 
-// One unit's parameter gradients in one flat fp32 buffer, zero at first; operations add. Which ones were asked for is kept:
-// a trainable parameter that no backward wrote is an error that names it (unless optional).
+// One unit's parameter gradients in one flat fp32 buffer, zero at first; operations add. Which ones were asked for is
+// kept: a trainable parameter that no backward wrote is an error that names it (unless optional).
 class UnitGradients {
  public:
-  // offsets[i]: where parameter i begins, in elements; -1: frozen, no gradient. elements: of the whole buffer, padding included.
+  // offsets[i]: where parameter i begins, in elements; -1: frozen, no gradient. elements: of the whole buffer, padding
+  // included.
   UnitGradients(Device& device, std::vector<std::int64_t> offsets, std::int64_t elements, Tag tag);
-  float* data(int i);  // null if frozen or in a meta run; marks the parameter as written
+  float* data(int i);          // null if frozen or in a meta run; marks the parameter as written
   void clear(Device& device);  // zero again, nothing written
   bool written(int i) const { return written_[static_cast<std::size_t>(i)]; }
   bool trainable(int i) const { return offsets_[static_cast<std::size_t>(i)] >= 0; }

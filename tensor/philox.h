@@ -1,6 +1,6 @@
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): random numbers as a pure function
-// of a key and a counter. There is no state to save: the same key and counter give the same numbers on every execution, every
-// rank and every device.
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): random numbers as a pure
+// function of a key and a counter. There is no state to save: the same key and counter give the same numbers on every
+// execution, every rank and every device.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -28,8 +28,8 @@ constexpr std::uint64_t mix(std::uint64_t h, std::uint64_t word) {
   return h ^ (h >> 31);
 }
 
-// Which numbers an operation draws. A batch holds consecutive sequences of the step, beginning with `sequence`: element e of
-// the batch's b-th sequence draws bits(b, e), whatever rank or micro-batch holds it.
+// Which numbers an operation draws. A batch holds consecutive sequences of the step, beginning with `sequence`: element
+// e of the batch's b-th sequence draws bits(b, e), whatever rank or micro-batch holds it.
 struct RngKey {
   std::uint64_t seed = 0, step = 0, sequence = 0, block = 0, op = 0;
 
@@ -40,8 +40,8 @@ struct RngKey {
   // Four words for elements 4q .. 4q+3 of the b-th sequence.
   PhiloxBlock quad(std::uint64_t b, std::uint64_t q) const {
     const std::uint64_t s = sequence + b;
-    return philox(words(), {static_cast<std::uint32_t>(q), static_cast<std::uint32_t>(q >> 32), static_cast<std::uint32_t>(s),
-                            static_cast<std::uint32_t>(s >> 32)});
+    return philox(words(), {static_cast<std::uint32_t>(q), static_cast<std::uint32_t>(q >> 32),
+                            static_cast<std::uint32_t>(s), static_cast<std::uint32_t>(s >> 32)});
   }
 };
 

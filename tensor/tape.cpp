@@ -80,7 +80,8 @@ int Tape::adopt(Tensor& t, const Op& op) {
   return t.id;
 }
 
-Activations Tape::record(std::unique_ptr<const Op> op, Activations in, const ParamView& params, std::vector<int> param_ids) {
+Activations Tape::record(std::unique_ptr<const Op> op, Activations in, const ParamView& params,
+                         std::vector<int> param_ids) {
   if (phase_ != Phase::Recording) throw LogicError("record: this tape is no longer recording");
   Node n;
   n.op = std::move(op);
@@ -157,8 +158,8 @@ void Tape::bind_inputs(const Activations& x) {
   check(x.size() == inputs_.size(), "bind_inputs: {} values for {} inputs", x.size(), inputs_.size());
   for (std::size_t i = 0; i < x.size(); ++i) {
     Value& v = value(inputs_[i]);
-    check(x[i].shape() == v.type.shape, "bind_inputs: input {} is {}, it was {} in forward", i, x[i].shape().to_string(),
-          v.type.shape.to_string());
+    check(x[i].shape() == v.type.shape, "bind_inputs: input {} is {}, it was {} in forward", i,
+          x[i].shape().to_string(), v.type.shape.to_string());
     v.data = x[i];
     v.version = x[i].version();
     v.held = true;
@@ -170,14 +171,15 @@ void Tape::bind_inputs(const Activations& x) {
 Activations Tape::run_node(Node& n, std::span<const Tensor> in, const ParamView& params, Trace::Kind kind) {
   const bool again = kind == Trace::Kind::Rerun;
   if (!again) n.flops = flops_of(*n.op, in, params, n.params);
-  return with_context([&] { return again ? "rerun of " + label(n) : std::string(n.op->name()); }, [&] {
-    const Traced traced(device_.trace, kind, n.op->name(), n.flops);
-    if (n.op->fused_with_backward()) {
-      const Allocator::Asking asking(device_.memory, n.op->name());
-      return allocate_outputs(*n.op, device_, in, params, n.params);
-    }
-    return execute(*n.op, device_, in, params, n.params, n.key);
-  });
+  return with_context([&] { return again ? "rerun of " + label(n) : std::string(n.op->name()); },
+                      [&] {
+                        const Traced traced(device_.trace, kind, n.op->name(), n.flops);
+                        if (n.op->fused_with_backward()) {
+                          const Allocator::Asking asking(device_.memory, n.op->name());
+                          return allocate_outputs(*n.op, device_, in, params, n.params);
+                        }
+                        return execute(*n.op, device_, in, params, n.params, n.key);
+                      });
 }
 
 template <class F>
@@ -201,8 +203,8 @@ void Tape::find_flow(const std::vector<bool>& output_has_gradient) {
   }
 }
 
-// The whole plan of a backward in one pass, latest node first: a node is rerun if a value it makes will be read and is not
-// there; its inputs then have one more reader. Counts are exact, so every value is freed at its last use.
+// The whole plan of a backward in one pass, latest node first: a node is rerun if a value it makes will be read and is
+// not there; its inputs then have one more reader. Counts are exact, so every value is freed at its last use.
 void Tape::count_uses(bool for_caller, bool for_backward) {
   for (Value& v : values_) v.uses = 0;
   if (for_caller)
@@ -358,29 +360,33 @@ Activations Tape::run_backward(const ParamView& params, Activations dy, const Gr
 void Tape::backward_node(Node& n, std::vector<Tensor>& gradient, const ParamView& params, const Gradients& grads) {
   Activations in(n.in.size()), out(n.out.size()), dout, din(n.in.size());
   for_saved(n, [&](int id) { materialise(id, params); });
-  with_context([&] { return label(n); }, [&] {
-    const Allocator::Asking asking(device_.memory, n.op->name());
-    for (std::size_t i = 0; i < in.size(); ++i)
-      if (has(n.saved.inputs, i)) in[i] = value(n.in[i]).data.view(n.shapes[i]);
-    for (std::size_t i = 0; i < out.size(); ++i)
-      if (has(n.saved.outputs, i)) out[i] = value(n.out[i]).data;
-    for (int id : n.out) dout.push_back(std::move(gradient[static_cast<std::size_t>(id)]));
-    const bool passes = n.op->passes_gradient();
-    std::vector<ValueType> types;
-    std::vector<Shape> param_shapes;
-    for (std::size_t i = 0; i < din.size(); ++i) types.push_back({n.shapes[i], value(n.in[i]).type.dtype});
-    for (int id : n.params) param_shapes.push_back(params.info(id).shape);
-    for (std::size_t i = 0; i < din.size(); ++i)
-      if (has(n.needs.inputs, i))
-        din[i] = passes ? dout[0].view(n.shapes[i]) : Tensor(device_.memory, types[i].shape, Tag::Workspace, types[i].dtype);
-    const Buffer workspace(device_.memory, n.op->workspace(Op::Direction::Backward, types, param_shapes), Tag::Workspace);
-    const Traced traced(device_.trace, Trace::Kind::Backward, n.op->name(), 0);
-    if (!device_.meta())
-      n.op->backward({{device_, in, out, &params, n.params, n.key, workspace.data<float>()}, dout, din, &grads});
-    else
-      for (int id : n.params) grads.data(id);  // what a backward writes, it writes in a meta run too
-    if (device_.between_ops) device_.between_ops();
-  });
+  with_context(
+      [&] { return label(n); },
+      [&] {
+        const Allocator::Asking asking(device_.memory, n.op->name());
+        for (std::size_t i = 0; i < in.size(); ++i)
+          if (has(n.saved.inputs, i)) in[i] = value(n.in[i]).data.view(n.shapes[i]);
+        for (std::size_t i = 0; i < out.size(); ++i)
+          if (has(n.saved.outputs, i)) out[i] = value(n.out[i]).data;
+        for (int id : n.out) dout.push_back(std::move(gradient[static_cast<std::size_t>(id)]));
+        const bool passes = n.op->passes_gradient();
+        std::vector<ValueType> types;
+        std::vector<Shape> param_shapes;
+        for (std::size_t i = 0; i < din.size(); ++i) types.push_back({n.shapes[i], value(n.in[i]).type.dtype});
+        for (int id : n.params) param_shapes.push_back(params.info(id).shape);
+        for (std::size_t i = 0; i < din.size(); ++i)
+          if (has(n.needs.inputs, i))
+            din[i] = passes ? dout[0].view(n.shapes[i])
+                            : Tensor(device_.memory, types[i].shape, Tag::Workspace, types[i].dtype);
+        const Buffer workspace(device_.memory, n.op->workspace(Op::Direction::Backward, types, param_shapes),
+                               Tag::Workspace);
+        const Traced traced(device_.trace, Trace::Kind::Backward, n.op->name(), 0);
+        if (!device_.meta())
+          n.op->backward({{device_, in, out, &params, n.params, n.key, workspace.data<float>()}, dout, din, &grads});
+        else
+          for (int id : n.params) grads.data(id);  // what a backward writes, it writes in a meta run too
+        if (device_.between_ops) device_.between_ops();
+      });
   in.clear();
   out.clear();
   dout.clear();

@@ -1,8 +1,8 @@
-// The rematerialising tape of one block and one micro-batch. It records operations, not results: a SavePlan says which values
-// are kept; every other value lives only as long as the model's own handle, and backward runs its producers again when it
-// needs it. Invariants: parameters are never held (replay and backward receive a ParamView); in one backward an operation is
-// rerun at most once, only if needed, in record order, never recursively; every value is freed at its last use.
-// It does not know shards, gathers, blocks or policies.
+// The rematerialising tape of one block and one micro-batch. It records operations, not results: a SavePlan says which
+// values are kept; every other value lives only as long as the model's own handle, and backward runs its producers
+// again when it needs it. Invariants: parameters are never held (replay and backward receive a ParamView); in one
+// backward an operation is rerun at most once, only if needed, in record order, never recursively; every value is freed
+// at its last use. It does not know shards, gathers, blocks or policies.
 #pragma once
 #include <map>
 #include <memory>
@@ -16,8 +16,8 @@
 namespace regather {
 
 enum class Placement { Keep, Drop };
-// Lazy: rerun when needed. Ahead: first rerun what needs no parameter, in the shadow of the gather. Eager: rerun everything
-// first, as a second forward would. Lazy is usually, but not always, the lowest peak.
+// Lazy: rerun when needed. Ahead: first rerun what needs no parameter, in the shadow of the gather. Eager: rerun
+// everything first, as a second forward would. Lazy is usually, but not always, the lowest peak.
 enum class Order { Lazy, Ahead, Eager };
 struct SavePlan {
   Placement unmarked = Placement::Keep;
@@ -63,7 +63,7 @@ class Tape {
  private:
   struct Value {
     ValueType type;
-    int producer = -1;  // node; -1: an input or a constant
+    int producer = -1;                                                     // node; -1: an input or a constant
     bool needs_grad = false, saved = false, held = false, pinned = false;  // pinned: no plan may drop it
     Placement placement = Placement::Keep;
     int uses = 0;  // reads still to come: by backward, by reruns, by the caller of replay

@@ -1,6 +1,6 @@
-// A tensor is a cheap handle on contiguous storage of one element type; the last handle frees the storage. In a meta run it
-// has a shape but no data. Writing: fresh() fills a tensor that nobody has read yet; mutate() is any later write and bumps the
-// version, by which the tape notices that a value it holds was changed in place.
+// A tensor is a cheap handle on contiguous storage of one element type; the last handle frees the storage. In a meta
+// run it has a shape but no data. Writing: fresh() fills a tensor that nobody has read yet; mutate() is any later write
+// and bumps the version, by which the tape notices that a value it holds was changed in place.
 #pragma once
 #include <memory>
 #include <vector>
@@ -14,7 +14,8 @@ class Tensor {
  public:
   Tensor() = default;
   Tensor(Allocator& memory, const Shape& shape, Tag tag, DType dtype = DType::F32)
-      : storage_(std::make_shared<Storage>(Buffer(memory, shape.numel() * static_cast<std::int64_t>(size_of(dtype)), tag))),
+      : storage_(
+            std::make_shared<Storage>(Buffer(memory, shape.numel() * static_cast<std::int64_t>(size_of(dtype)), tag))),
         shape_(shape),
         dtype_(dtype) {}
 
@@ -42,7 +43,8 @@ class Tensor {
   void reset() { storage_.reset(); }
   // The same value in another shape of as many elements.
   Tensor view(const Shape& shape) const {
-    check(shape.numel() == numel(), "view: {} has {} elements, {} has {}", shape_.to_string(), numel(), shape.to_string(), shape.numel());
+    check(shape.numel() == numel(), "view: {} has {} elements, {} has {}", shape_.to_string(), numel(),
+          shape.to_string(), shape.numel());
     Tensor t = *this;
     t.shape_ = shape;
     return t;

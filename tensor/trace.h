@@ -16,10 +16,10 @@ struct Trace {
     double begin, seconds, flops;
   };
   bool keep_lines = false, timed = false;
-  std::vector<std::string> lines;          // "run norm", "rerun gelu", "backward add", "gather block 3", "wait block 3"
+  std::vector<std::string> lines;  // "run norm", "rerun gelu", "backward add", "gather block 3", "wait block 3"
   std::map<std::string, int, std::less<>> runs, reruns;
   double forward_flops = 0, recomputed_flops = 0;
-  std::vector<Span> spans;                 // when timed; seconds of the steady clock
+  std::vector<Span> spans;  // when timed; seconds of the steady clock
 
   void line(std::string text) {
     if (keep_lines) lines.push_back(std::move(text));

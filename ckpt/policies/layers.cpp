@@ -11,7 +11,8 @@ CheckpointPlan make_layers(const PolicyOptions& options, int blocks) {
     throw UsageError(fmt::format("activation_checkpointing.layers: {} is listed twice", *twice));
   for (int b : chosen)
     if (b < 0 || b >= blocks)
-      throw UsageError(fmt::format("activation_checkpointing.layers: {} is out of range; allowed: 0 to {}", b, blocks - 1));
+      throw UsageError(
+          fmt::format("activation_checkpointing.layers: {} is out of range; allowed: 0 to {}", b, blocks - 1));
   return checkpoint_blocks(std::move(chosen), options, blocks);
 }
 

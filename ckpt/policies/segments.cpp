@@ -1,6 +1,6 @@
-// Two levels (Chen et al., "Training deep nets with sublinear memory cost", 2016): with S segments of K blocks, the inputs of
-// S segments and of one segment's K blocks are alive, and one block's activations. Each block is gathered for its own
-// replay and backward; a segment is never gathered as a whole.
+// Two levels (Chen et al., "Training deep nets with sublinear memory cost", 2016): with S segments of K blocks, the
+// inputs of S segments and of one segment's K blocks are alive, and one block's activations. Each block is gathered for
+// its own replay and backward; a segment is never gathered as a whole.
 #include <algorithm>
 #include <cmath>
 

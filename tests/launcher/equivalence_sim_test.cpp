@@ -1,5 +1,5 @@
-// What must not change numbers does not change a bit: policies, slots, prefetch, evaluation in between. What may change them by
-// rounding stays within stated bounds: the number of ranks, the order of accumulation, the strategy.
+// What must not change numbers does not change a bit: policies, slots, prefetch, evaluation in between. What may change
+// them by rounding stays within stated bounds: the number of ranks, the order of accumulation, the strategy.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -21,9 +21,9 @@ std::vector<PolicyOptions> policies_of(int layers) {
 }
 
 std::string describe(const RunSetup& s) {
-  return fmt::format("{} {} world {} strategy {} slots {} micro-batches {} order {} reduce {}", s.model.type, s.policy.policy, s.world,
-                     static_cast<int>(s.strategy), s.plan.slots, s.plan.micro_batches, static_cast<int>(s.plan.order),
-                     static_cast<int>(s.plan.reduce));
+  return fmt::format("{} {} world {} strategy {} slots {} micro-batches {} order {} reduce {}", s.model.type,
+                     s.policy.policy, s.world, static_cast<int>(s.strategy), s.plan.slots, s.plan.micro_batches,
+                     static_cast<int>(s.plan.order), static_cast<int>(s.plan.reduce));
 }
 
 void expect_same_bits(const RunResult& a, const RunResult& b, const RunSetup& s) {
@@ -186,7 +186,8 @@ TEST_P(Equivalence, EvaluationChangesNothing) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Equivalence, ::testing::Values("gpt2", "llama"), [](const auto& model) { return model.param; });
+INSTANTIATE_TEST_SUITE_P(Models, Equivalence, ::testing::Values("gpt2", "llama"),
+                         [](const auto& model) { return model.param; });
 
 }  // namespace
 }  // namespace regather::testing

@@ -7,7 +7,9 @@
 
 namespace regather::testing {
 
-inline std::int64_t batch_major_gathers(std::int64_t L, std::int64_t M, std::int64_t D) { return L + (2 * M - 1) * (L - D); }
+inline std::int64_t batch_major_gathers(std::int64_t L, std::int64_t M, std::int64_t D) {
+  return L + (2 * M - 1) * (L - D);
+}
 inline std::int64_t segment_gathers(std::int64_t L, std::int64_t M, std::int64_t D, std::int64_t S, std::int64_t K) {
   return L + (M - 1) * (L - D) + M * ((K - D) + (S - 1) * (2 * K - D));
 }
@@ -22,7 +24,9 @@ struct UnitSizes {
     head_shard = share(2 * m.hidden);
   }
   std::int64_t block_shard, table_shard, positions_shard, head_shard;
-  std::int64_t all(std::int64_t layers) const { return layers * block_shard + table_shard + positions_shard + head_shard; }
+  std::int64_t all(std::int64_t layers) const {
+    return layers * block_shard + table_shard + positions_shard + head_shard;
+  }
 };
 
 }  // namespace regather::testing

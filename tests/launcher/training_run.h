@@ -1,6 +1,6 @@
-// Trains a small model for a few steps on simulated or real ranks and returns everything that a test may compare: losses,
-// whole gradients by parameter, the ledger, exact bytes, what ran. Batches are a function of the step and the sequence's index
-// in it, so that any number of ranks trains on the same global batch.
+// Trains a small model for a few steps on simulated or real ranks and returns everything that a test may compare:
+// losses, whole gradients by parameter, the ledger, exact bytes, what ran. Batches are a function of the step and the
+// sequence's index in it, so that any number of ranks trains on the same global batch.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -17,7 +17,8 @@
 namespace regather::testing {
 
 struct RunSetup {
-  ModelConfig model{.type = "gpt2", .layers = 4, .hidden = 32, .heads = 2, .vocab = 257, .max_sequence = 16, .init_std = 0.2F};
+  ModelConfig model{
+      .type = "gpt2", .layers = 4, .hidden = 32, .heads = 2, .vocab = 257, .max_sequence = 16, .init_std = 0.2F};
   PolicyOptions policy{.policy = "none"};
   StepPlanOptions plan;
   Strategy strategy = Strategy::Full;
@@ -36,10 +37,10 @@ struct RunResult {
   std::map<std::string, std::vector<float>> gradients, parameters;  // of the last step; after it
   std::vector<Ledger::Entries> collectives;                         // by step, of rank 0
   std::vector<std::vector<Allocator::Event>> events;                // by step, of rank 0
-  BytesByTag peak{}, at_peak{}, before{};                           // of the last step, rank 0; before: live when it began
+  BytesByTag peak{}, at_peak{}, before{};  // of the last step, rank 0; before: live when it began
   std::int64_t peak_total = 0;
-  double forward_flops = 0, recomputed_flops = 0;                   // of the last step, rank 0
-  std::map<std::string, int, std::less<>> runs, reruns;             // of the last step, rank 0
+  double forward_flops = 0, recomputed_flops = 0;        // of the last step, rank 0
+  std::map<std::string, int, std::less<>> runs, reruns;  // of the last step, rank 0
 };
 
 inline std::int32_t token_at(std::uint64_t step, std::uint64_t sequence, std::uint64_t t, std::int64_t vocab) {
@@ -83,7 +84,8 @@ inline void collect(Trainer& trainer, RunResult& result, std::mutex& mutex) {
   for (auto& unit : trainer.stack().units())
     for (const ShardUnit::OwnedPiece& piece : unit->normed()) {
       const ParamInfo& info = unit->table()[static_cast<std::size_t>(piece.param)];
-      for (auto [whole, part] : {std::pair{&result.gradients[info.name], piece.gradient}, {&result.parameters[info.name], piece.value}}) {
+      for (auto [whole, part] :
+           {std::pair{&result.gradients[info.name], piece.gradient}, {&result.parameters[info.name], piece.value}}) {
         whole->resize(static_cast<std::size_t>(info.shape.numel()));
         std::memcpy(whole->data() + piece.first, part, static_cast<std::size_t>(piece.size) * sizeof(float));
       }

@@ -49,8 +49,9 @@ TEST(Volume, MicroBatchesOneAfterTheOther) {
             RunSetup s = setup(world, layers, slots, micro);
             s.policy = {.policy = policy, .segments = 2, .layers = {1, 2}};
             const int K = layers / 2;
-            const std::int64_t expected = s.policy.policy == "segments" && slots <= K ? segment_gathers(layers, micro, slots, 2, K)
-                                                                                      : batch_major_gathers(layers, micro, slots);
+            const std::int64_t expected = s.policy.policy == "segments" && slots <= K
+                                              ? segment_gathers(layers, micro, slots, 2, K)
+                                              : batch_major_gathers(layers, micro, slots);
             const RunResult r = train(s);
             EXPECT_EQ(total(r.collectives[0], Collective::AllGather, "block").count, expected)
                 << policy << " L " << layers << " M " << micro << " D " << slots;
@@ -68,7 +69,8 @@ TEST(Volume, AllMicroBatchesThroughABlockCountAsOne) {
         const std::int64_t expected = s.policy.policy == "segments" && slots <= 3 ? segment_gathers(6, 1, slots, 2, 3)
                                                                                   : batch_major_gathers(6, 1, slots);
         const RunResult r = train(s);
-        EXPECT_EQ(total(r.collectives[0], Collective::AllGather, "block").count, expected) << policy << " M " << micro << " D " << slots;
+        EXPECT_EQ(total(r.collectives[0], Collective::AllGather, "block").count, expected)
+            << policy << " M " << micro << " D " << slots;
         EXPECT_EQ(total(r.collectives[0], Collective::ReduceScatter, "block").count, 6);
       }
 }
@@ -82,7 +84,8 @@ TEST(Volume, RootUnitsByName) {
         const RunResult r = train(s);
         const UnitSizes sizes(s.model, world);
         const std::int64_t times = order == AccumulationOrder::LayerMajor ? 1 : micro;
-        // The tied table: once for the lookup, once for the head's forward and backward; both contributions are reduced.
+        // The tied table: once for the lookup, once for the head's forward and backward; both contributions are
+        // reduced.
         const auto table = total(r.collectives[0], Collective::AllGather, "wte");
         EXPECT_EQ(table.count, 2 * times);
         EXPECT_EQ(table.wire_bytes, 2 * times * (world - 1) * sizes.table_shard * 4);
@@ -98,7 +101,8 @@ TEST(Volume, ReducingOnceReducesEveryUnitOnce) {
   RunSetup s = setup(2, 4, 2, 3);
   s.plan.reduce = ReduceWhen::Once;
   const RunResult r = train(s);
-  for (const char* unit : {"wte", "wpe", "head"}) EXPECT_EQ(total(r.collectives[0], Collective::ReduceScatter, unit).count, 1) << unit;
+  for (const char* unit : {"wte", "wpe", "head"})
+    EXPECT_EQ(total(r.collectives[0], Collective::ReduceScatter, unit).count, 1) << unit;
   EXPECT_EQ(total(r.collectives[0], Collective::ReduceScatter, "block").count, 4);
 }
 
@@ -133,9 +137,11 @@ TEST(Volume, FrozenParametersAreGatheredButNeverReduced) {
   s.model.frozen = {"*.c_attn.*", "*.mlp.*"};
   const RunResult frozen = train(s);
   const UnitSizes sizes(s.model, 2);
-  EXPECT_EQ(total(frozen.collectives[0], Collective::AllGather, "block").count, total(trained.collectives[0], Collective::AllGather, "block").count);
+  EXPECT_EQ(total(frozen.collectives[0], Collective::AllGather, "block").count,
+            total(trained.collectives[0], Collective::AllGather, "block").count);
   const std::int64_t C = s.model.hidden, frozen_elements = 3 * C * C + 3 * C + 8 * C * C + 5 * C;
-  EXPECT_EQ(total(frozen.collectives[0], Collective::ReduceScatter, "block").wire_bytes, 4 * (12 * C * C + 13 * C - frozen_elements) / 2 * 4);
+  EXPECT_EQ(total(frozen.collectives[0], Collective::ReduceScatter, "block").wire_bytes,
+            4 * (12 * C * C + 13 * C - frozen_elements) / 2 * 4);
   EXPECT_FALSE(frozen.gradients.contains("h.0.attn.c_attn.weight"));
   EXPECT_TRUE(frozen.gradients.contains("h.0.attn.c_proj.weight"));
 }
