@@ -137,6 +137,13 @@ int check_config(const Arguments& arguments, const LaunchPlace& place) {
   return 0;
 }
 
+int report(const Error& error, ErrorOrigin origin, const LaunchPlace& place) {
+  std::fflush(stdout);
+  const std::string lines = error_lines(error, origin, place);
+  std::fwrite(lines.data(), 1, lines.size(), stderr);  // at once: lines of several ranks do not mix
+  return static_cast<int>(error.code());
+}
+
 int run_command(int argc, char** argv, const LaunchPlace& place) {
   const Arguments arguments = parse_arguments(argc, argv);
   const bool speaks = place.rank == 0;
@@ -160,14 +167,8 @@ int run_command(int argc, char** argv, const LaunchPlace& place) {
   }
   const Config config = load_config(arguments.config, arguments.sets);
   check_place(config, place);
-  return run_training(config, arguments.train);
-}
-
-int report(const Error& error, ErrorOrigin origin, const LaunchPlace& place) {
-  std::fflush(stdout);
-  const std::string lines = error_lines(error, origin, place);
-  std::fwrite(lines.data(), 1, lines.size(), stderr);  // at once: lines of several ranks do not mix
-  return static_cast<int>(error.code());
+  return run_training(config, arguments.train,
+                      [&](const Error& error, ErrorOrigin origin) { report(error, origin, place); });
 }
 
 }  // namespace

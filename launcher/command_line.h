@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "tensor/error.h"
+#include "launcher/ranks.h"
 
 namespace regather {
 
@@ -19,9 +19,7 @@ struct LaunchPlace {
 };
 LaunchPlace launch_place(const std::function<const char*(const char*)>& variable);
 
-// The lines to print for an error on this rank; empty if another rank prints them. from_peer: the error says that a
-// peer left.
-enum class ErrorOrigin { Here, Peer };
+// The lines to print for an error on this rank; empty if another rank prints them.
 std::string error_lines(const Error& error, ErrorOrigin origin, const LaunchPlace& place);
 
 }  // namespace regather

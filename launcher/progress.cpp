@@ -1,5 +1,6 @@
 #include "launcher/progress.h"
 
+#include <fcntl.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -36,8 +37,25 @@ std::string human_seconds(double seconds) {
   return fmt::format("{}:{:02}", s / 60, s % 60);
 }
 
+namespace {
+
+// Open MPI gives every rank a terminal of its own and copies what it reads there to mpirun's output: what counts is
+// whether that is a terminal. Where mpirun is not this process's parent (on another node), it is not.
+bool launcher_shows_a_terminal(int descriptor) {
+  if (std::getenv("OMPI_COMM_WORLD_RANK") == nullptr) return true;
+  const std::string path = fmt::format("/proc/{}/fd/{}", ::getppid(), descriptor);
+  const int parents = ::open(path.c_str(), O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+  if (parents < 0) return false;
+  const bool terminal = ::isatty(parents) != 0;
+  ::close(parents);
+  return terminal;
+}
+
+}  // namespace
+
 Terminal terminal_of(std::FILE* out) {
-  if (::isatty(::fileno(out)) == 0) return Terminal::No;
+  const int descriptor = ::fileno(out);
+  if (::isatty(descriptor) == 0 || !launcher_shows_a_terminal(descriptor)) return Terminal::No;
   const char* no_color = std::getenv("NO_COLOR");
   const char* term = std::getenv("TERM");
   if (term == nullptr || std::string_view(term) == "dumb") return Terminal::No;

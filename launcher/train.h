@@ -5,6 +5,7 @@
 #include <string>
 
 #include "launcher/config.h"
+#include "launcher/ranks.h"
 
 namespace regather {
 
@@ -13,7 +14,7 @@ struct TrainOptions {
   bool overwrite = false;
 };
 
-// The exit code. Throws Error.
-int run_training(const Config& config, const TrainOptions& options);
+// The exit code; errors are handed to `report` on the rank that meets them.
+int run_training(const Config& config, const TrainOptions& options, const ReportError& report);
 
 }  // namespace regather

@@ -30,10 +30,10 @@ MemoryForecast forecast_memory(const Config& config, const Model& model, int ran
 // JSON object.
 void require_same_on_all_ranks(Communicator& comm, const std::string& mine, std::string_view what);
 
-class TrainingRun {
+class TrainingRun final : public RankProgram {
  public:
   TrainingRun(const Config& config, const TrainOptions& options, const StopSignal& stop, Communicator& comm);
-  void run();
+  void run() override;
 
  private:
   void train_step(std::int64_t step);

@@ -1,0 +1,65 @@
+#include "launcher/ranks.h"
+
+#include <atomic>
+#include <cstdlib>
+
+#include "launcher/command_line.h"
+
+namespace regather {
+namespace {
+
+CommunicatorOptions communicator_options(const Config& config) {
+  CommunicatorOptions options;
+  options.timeout = config.communication.timeout;
+  options.interrupt = StopSignal::flag();
+  options.warn = [](const std::string& line) { fmt::print(stderr, "regather: {}\n", line); };
+  return options;
+}
+
+// Runs the program; on an error reports it and tells the other ranks. Returns the error's code.
+int run_and_leave(const MakeRankProgram& make, Communicator& comm, std::unique_ptr<RankProgram>& program,
+                  const ReportError& report) {
+  const auto leave = [&](const Error& error, ErrorOrigin origin) {
+    report(error, origin);
+    comm.leave(error.what(), error.code());
+    return static_cast<int>(error.code());
+  };
+  try {
+    program = make(comm);
+    program->run();
+    return static_cast<int>(ExitCode::Done);
+  } catch (const PeerFailed& e) {
+    return leave(e, ErrorOrigin::Peer);
+  } catch (const Error& e) {
+    return leave(e, ErrorOrigin::Here);
+  } catch (const std::bad_alloc&) {
+    return leave(OutOfMemory("the system has no more memory"), ErrorOrigin::Here);
+  } catch (const std::exception& e) {
+    return leave(Error(e.what()), ErrorOrigin::Here);
+  }
+}
+
+}  // namespace
+
+int run_on_ranks(const Config& config, const MakeRankProgram& make, const ReportError& report) {
+  if (config.communication.backend == CommunicationConfig::Backend::Sim) {
+    SimOptions sim;
+    static_cast<CommunicatorOptions&>(sim) = communicator_options(config);
+    std::atomic<int> code{0};
+    run_ranks(static_cast<int>(config.communication.sim_ranks), sim, [&](Communicator& comm) {
+      std::unique_ptr<RankProgram> program;
+      const int mine = run_and_leave(make, comm, program, report);
+      if (mine != 0) code = mine;
+    });
+    return code;
+  }
+  const bool launched = launch_place([](const char* name) { return std::getenv(name); }).ranks > 1;
+  std::unique_ptr<RankProgram> program;  // outlives the communicator: a failed one may have collectives under way
+  const auto comm = launched ? make_mpi_communicator(communicator_options(config))
+                             : make_single_communicator(communicator_options(config));
+  const int code = run_and_leave(make, *comm, program, report);
+  if (code == static_cast<int>(ExitCode::Done)) program.reset();
+  return code;
+}
+
+}  // namespace regather
