@@ -82,7 +82,7 @@ StepReport Trainer::step(std::span<const Batch> batches) {
           report.skipped = !std::isfinite(report.loss) || !std::isfinite(report.grad_norm);
           if (report.skipped && options_.nonfinite == TrainerOptions::Nonfinite::Error)
             throw Error(fmt::format("the loss is {} and the gradient's norm is {} (train.nonfinite: error)",
-                                    report.loss, report.grad_norm));
+                                    std::abs(report.loss), report.grad_norm));
           if (!report.skipped) {
             check_every_parameter_learns();
             optimizer_->step(report.lr, clip_scale(report.grad_norm, options_.clip_grad_norm), ++updates_);

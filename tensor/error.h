@@ -18,7 +18,10 @@ class Error : public std::exception {
   explicit Error(std::string message, ExitCode code = ExitCode::Failed) : message_(std::move(message)), code_(code) {}
   const char* what() const noexcept override { return message_.c_str(); }
   ExitCode code() const { return code_; }
-  void add_context(std::string_view where) { message_ = fmt::format("{}: {}", where, message_); }
+  // A place that the message begins with already is not said twice (an operation that names itself).
+  void add_context(std::string_view where) {
+    if (!message_.starts_with(std::string(where) + ": ")) message_ = fmt::format("{}: {}", where, message_);
+  }
 
  private:
   std::string message_;

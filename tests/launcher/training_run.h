@@ -4,6 +4,7 @@
 #pragma once
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -29,11 +30,18 @@ struct RunSetup {
   double lr = 1e-2, clip = 1.0;
   std::uint64_t seed = 1;
   Allocator::Mode mode = Allocator::Mode::Real;
+  TrainerOptions::Nonfinite nonfinite = TrainerOptions::Nonfinite::Error;
+  // Is token t of this sequence of the step counted in the loss? Empty: all are.
+  std::function<bool(std::uint64_t sequence, std::int64_t t)> counted{};
+  bool same_batch = false;  // every step trains on the batch of step 0
+  // Makes the model of a rank; empty: make_model(model).
+  std::function<Model(const RunSetup&, int rank)> make{};
   std::vector<int> evaluate_before;  // steps (from 0) before which an evaluation runs
 };
 
 struct RunResult {
   std::vector<double> losses, norms, evaluations;
+  std::vector<bool> skipped;
   std::map<std::string, std::vector<float>> gradients, parameters;  // of the last step; after it
   std::vector<Ledger::Entries> collectives;                         // by step, of rank 0
   std::vector<std::vector<Allocator::Event>> events;                // by step, of rank 0
@@ -60,7 +68,7 @@ inline Batch make_batch(Allocator& memory, const RunSetup& s, int rank, int worl
         return token_at(static_cast<std::uint64_t>(step), sequence, static_cast<std::uint64_t>(i), s.model.vocab);
       };
       batch.tokens.fresh<std::int32_t>()[b * s.sequence + t] = at(t);
-      batch.targets.fresh<std::int32_t>()[b * s.sequence + t] = at(t + 1);
+      batch.targets.fresh<std::int32_t>()[b * s.sequence + t] = !s.counted || s.counted(sequence, t) ? at(t + 1) : -1;
     }
   return batch;
 }
@@ -75,6 +83,7 @@ inline TrainerOptions trainer_options(const RunSetup& s) {
   o.learning_rate = {.shape = LearningRate::Shape::Constant, .peak = s.lr};
   o.clip_grad_norm = s.clip;
   o.seed = s.seed;
+  o.nonfinite = s.nonfinite;
   return o;
 }
 
@@ -94,19 +103,20 @@ inline void collect(Trainer& trainer, RunResult& result, std::mutex& mutex) {
 
 // One rank's part of a run. result is filled by rank 0, gradients and parameters by all.
 inline void run_rank(const RunSetup& s, const Model& model, Communicator& comm, RunResult& result, std::mutex& mutex) {
+  std::vector<Allocator::Event> events;  // outlives the device, whose log it is
   CpuDevice device(s.mode);
   Trainer trainer(model, device, comm, trainer_options(s));
   const bool first = comm.rank() == 0;
   for (int step = 0; step < s.steps; ++step) {
     std::vector<Batch> batches;
     for (int m = 0; m < s.plan.micro_batches; ++m)
-      batches.push_back(make_batch(device.memory, s, comm.rank(), comm.size(), step, m));
+      batches.push_back(make_batch(device.memory, s, comm.rank(), comm.size(), s.same_batch ? 0 : step, m));
     if (std::ranges::find(s.evaluate_before, step) != s.evaluate_before.end()) {
       const double loss = trainer.evaluate(std::span(batches).first(1));
       if (first) result.evaluations.push_back(loss);
     }
     device.memory.restart_peaks();
-    std::vector<Allocator::Event> events;
+    events.clear();
     device.memory.log = &events;
     if (first) result.before = device.memory.live_by_tag();
     trainer.trace().runs.clear();
@@ -116,8 +126,9 @@ inline void run_rank(const RunSetup& s, const Model& model, Communicator& comm, 
     if (!first) continue;
     result.losses.push_back(report.loss);
     result.norms.push_back(report.grad_norm);
+    result.skipped.push_back(report.skipped);
     result.collectives.push_back(report.collectives);
-    result.events.push_back(std::move(events));
+    result.events.push_back(events);
     result.peak = device.memory.peak_by_tag();
     result.at_peak = device.memory.at_peak();
     result.peak_total = device.memory.peak_total();
@@ -135,7 +146,10 @@ inline RunResult train(const RunSetup& s) {
   const Model model = make_model(s.model);
   SimOptions options;
   options.checked = true;
-  run_ranks(s.world, options, [&](Communicator& comm) { run_rank(s, model, comm, result, mutex); });
+  run_ranks(s.world, options, [&](Communicator& comm) {
+    if (s.make) return run_rank(s, s.make(s, comm.rank()), comm, result, mutex);
+    run_rank(s, model, comm, result, mutex);
+  });
   return result;
 }
 
