@@ -98,7 +98,7 @@ ShardUnit::Lease ShardUnit::acquire(Pass pass) {
 }
 
 const void* ShardUnit::data(int i) {
-  check(resident(), "{}: a parameter is read without a lease", spec_.name);
+  check(leases_ > 0, "{}: a parameter is read without a lease", spec_.name);
   if (!std::exchange(waited_, true)) {
     if (device_.trace && !replicated()) device_.trace->line("wait " + spec_.name);
     device_.wait(Stream::Compute, full_.arrival);

@@ -1,0 +1,491 @@
+#include "dist/shard_unit.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "tests/dist/toy_units.h"
+
+namespace regather {
+namespace {
+
+using namespace toy;
+using std::chrono::microseconds;
+
+template <class F>
+std::string message_of(F f) {
+  try {
+    f();
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "nothing thrown";
+}
+
+std::int64_t gathers(const Communicator& comm) {
+  std::int64_t n = 0;
+  for (const auto& [key, counts] : comm.ledger().entries())
+    n += key.collective == Collective::AllGather ? counts.count : 0;
+  return n;
+}
+
+// ---- states and leases ----------------------------------------------------------------------------------------------
+
+TEST(ShardUnit, GathersOnceUntilItIsEvictedAndWaitsAtTheFirstRead) {
+  on_ranks(2, [](Communicator& comm) {
+    CpuDevice device;
+    Trace trace;
+    trace.keep_lines = true;
+    device.trace = &trace;
+    ShardUnit unit(odd_unit(), "block", device, comm, {});
+    using Lines = std::vector<std::string>;
+    EXPECT_FALSE(unit.resident());
+    unit.prefetch(Pass::Forward);
+    EXPECT_TRUE(unit.resident());
+    unit.prefetch(Pass::Forward);
+    {
+      const auto lease = unit.acquire(Pass::Forward), another = unit.acquire(Pass::Forward);
+      EXPECT_EQ(trace.lines, Lines{"gather block 3"}) << "nobody has read a parameter";
+      unit.data(0);
+      unit.data(2);
+      EXPECT_EQ(trace.lines, (Lines{"gather block 3", "wait block 3"}));
+    }
+    { const auto lease = unit.acquire(Pass::Backward); }
+    EXPECT_EQ(gathers(comm), 1);
+    unit.evict();
+    EXPECT_FALSE(unit.resident());
+    const auto lease = unit.acquire(Pass::Backward);
+    unit.data(0);
+    EXPECT_EQ(trace.lines, (Lines{"gather block 3", "wait block 3", "gather block 3", "wait block 3"}));
+    const auto& entries = comm.ledger().entries();
+    ASSERT_EQ(entries.size(), 2U) << "the pass is the one that was stated";
+    EXPECT_EQ(entries.at({Collective::AllGather, "block", Pass::Forward, DType::F32}).count, 1);
+    EXPECT_EQ(entries.at({Collective::AllGather, "block", Pass::Backward, DType::F32}).count, 1);
+  });
+}
+
+TEST(ShardUnit, IsNotEvictedWhileItIsLeased) {
+  on_ranks(2, [](Communicator& comm) {
+    CpuDevice device;
+    for (const Strategy strategy : kStrategies) {
+      ShardUnit unit(odd_unit(), "block", device, comm, {.strategy = strategy});
+      {
+        auto lease = unit.acquire(Pass::Forward);
+        const auto moved = std::move(lease);  // one lease still, whoever holds it
+        const auto second = unit.acquire(Pass::Forward);
+        const std::string refusal =
+            strategy == Strategy::Full ? "block 3: evicted while leased" : "block 3: parameters changed while leased";
+        if (strategy == Strategy::Full) {
+          EXPECT_EQ(message_of([&] { unit.evict(); }), refusal);
+        }
+        EXPECT_EQ(message_of([&] { unit.parameters_changed(); }), refusal);
+        EXPECT_EQ(read(unit, 0), start_values(unit.table()[0], 1)) << "a refusal changes nothing";
+      }
+      EXPECT_EQ(message_of([&] { unit.parameters_changed(); }), "nothing thrown");
+      unit.finish_refresh();
+    }
+  });
+}
+
+TEST(ShardUnit, ParametersAreReadUnderALeaseOnly) {
+  on_ranks(2, [](Communicator& comm) {
+    CpuDevice device;
+    for (const Strategy strategy : kStrategies) {
+      ShardUnit unit(odd_unit(), "block", device, comm, {.strategy = strategy});
+      const std::string refusal = "block 3: a parameter is read without a lease";
+      EXPECT_EQ(message_of([&] { unit.data(0); }), refusal);
+      unit.prefetch(Pass::Forward);
+      EXPECT_EQ(message_of([&] { unit.data(0); }), refusal) << "on its way is not leased";
+      { const auto lease = unit.acquire(Pass::Forward); }
+      EXPECT_EQ(message_of([&] { unit.data(0); }), refusal) << "that lease is over";
+      const auto lease = unit.acquire(Pass::Forward);
+      EXPECT_EQ(message_of([&] { unit.data(0); }), "nothing thrown");
+    }
+  });
+}
+
+TEST(ShardUnit, AnExceptionEndsItsLeases) {
+  on_ranks(2, [](Communicator& comm) {
+    CpuDevice device;
+    ShardUnit unit(odd_unit(), "block", device, comm, {});
+    EXPECT_EQ(message_of([&] {
+                const auto lease = unit.acquire(Pass::Forward);
+                throw Error("an operation failed");
+              }),
+              "an operation failed");
+    EXPECT_EQ(message_of([&] { unit.evict(); }), "nothing thrown");
+  });
+}
+
+TEST(ShardUnit, EvictionFreesTheWholeCopy) {
+  for (int world = 1; world <= 4; ++world)
+    on_ranks(world, [&](Communicator& comm) {
+      CpuDevice device;
+      ShardUnit unit(odd_unit(), "block", device, comm, {});
+      const std::int64_t full = 4 * world * (ceil_div(kTrainable, world) + ceil_div(kFrozen, world));
+      for (int i = 0; i < 3; ++i) {
+        {
+          const auto lease = unit.acquire(Pass::Forward);
+          unit.data(0);
+          EXPECT_EQ(device.memory.live(Tag::Gathered), full);
+        }
+        unit.evict();
+        EXPECT_EQ(device.memory.live(Tag::Gathered), 0);
+      }
+      EXPECT_EQ(device.memory.peak(Tag::Gathered), full);
+    });
+}
+
+TEST(ShardUnit, EvictionWhileTheGatherFliesIsSafe) {
+  for (const int world : {2, 3})
+    on_ranks(
+        world,
+        [](Communicator& comm) {
+          CpuDevice device;
+          ShardUnit unit(odd_unit(), "block", device, comm, {});
+          for (int i = 0; i < 4; ++i) {
+            unit.prefetch(Pass::Forward);
+            unit.evict();
+            EXPECT_FALSE(unit.resident());
+          }
+          {
+            const auto lease = unit.acquire(Pass::Forward);
+            for (int p = 0; p < 6; ++p)
+              EXPECT_EQ(read(unit, p), start_values(unit.table()[static_cast<std::size_t>(p)], 1));
+          }
+          EXPECT_EQ(gathers(comm), 5);
+          unit.evict();
+          unit.prefetch(Pass::Forward);  // by now the abandoned gathers have ended, and their room is free
+          const std::int64_t full =
+              4 * comm.size() * (ceil_div(kTrainable, comm.size()) + ceil_div(kFrozen, comm.size()));
+          EXPECT_EQ(device.memory.live(Tag::Gathered), full);
+          const auto lease = unit.acquire(Pass::Forward);
+          unit.data(0);
+        },
+        microseconds(2000));
+}
+
+TEST(ShardUnit, CopiesAreStaleOnceParametersHaveChanged) {
+  for (const Strategy strategy : kStrategies)
+    for (const int world : {1, 2, 3})
+      on_ranks(
+          world,
+          [&](Communicator& comm) {
+            CpuDevice device;
+            ShardUnit unit(odd_unit(), "block", device, comm, {.strategy = strategy});
+            const std::vector<ParamInfo> table = unit.table();
+            for (int update = 1; update <= 3; ++update) {
+              {
+                const auto lease = unit.acquire(Pass::Forward);
+                unit.data(0);
+              }
+              unit.begin_step();
+              for (const ShardUnit::OwnedPiece& piece : unit.updated())
+                for (std::int64_t i = 0; i < piece.size; ++i) piece.value[i] += 1;  // of its own elements, each rank
+              unit.parameters_changed();
+              unit.finish_refresh();
+              const auto lease = unit.acquire(Pass::Forward);
+              for (int p = 0; p < 6; ++p) {
+                Floats expected = start_values(table[static_cast<std::size_t>(p)], 1);
+                for (int k = 0; k < update && table[static_cast<std::size_t>(p)].trainable; ++k)
+                  for (float& v : expected) v += 1;
+                EXPECT_EQ(read(unit, p), expected) << name_of(strategy) << ", parameter " << p << ", update " << update;
+              }
+            }
+          },
+          microseconds(300));
+}
+
+TEST(ShardUnit, AReadWaitsForTheRefreshByItself) {  // without finish_refresh
+  on_ranks(
+      3,
+      [](Communicator& comm) {
+        CpuDevice device;
+        ShardUnit unit(odd_unit(), "block", device, comm, {.strategy = Strategy::Optimizer});
+        for (const ShardUnit::OwnedPiece& piece : unit.updated())
+          for (std::int64_t i = 0; i < piece.size; ++i) piece.value[i] = 5;
+        unit.parameters_changed();
+        const auto lease = unit.acquire(Pass::Forward);
+        EXPECT_EQ(read(unit, 0), Floats(15, 5.0F));
+      },
+      microseconds(2000));
+}
+
+// ---- values ---------------------------------------------------------------------------------------------------------
+
+TEST(ShardUnit, StartValuesDoNotDependOnRanksOrStrategy) {
+  for (const UnitSpec& spec : {odd_unit(), tiny_unit(), frozen_unit()})
+    for (const std::uint64_t seed : {1U, 2U})
+      for (int world = 1; world <= 4; ++world)
+        for (const Strategy strategy : kStrategies)
+          on_ranks(world, [&](Communicator& comm) {
+            CpuDevice device;
+            ShardUnit unit(spec, "block", device, comm, {.strategy = strategy, .seed = seed});
+            const auto lease = unit.acquire(Pass::Forward);
+            for (int p = 0; p < static_cast<int>(spec.params.size()); ++p)
+              EXPECT_EQ(read(unit, p), start_values(spec.params[static_cast<std::size_t>(p)], seed))
+                  << spec.name << ' ' << world << ' ' << name_of(strategy);
+          });
+  EXPECT_NE(start_values(odd_unit().params[0], 1), start_values(odd_unit().params[0], 2));
+  EXPECT_NE(start_values(odd_unit("block 1").params[0], 1), start_values(odd_unit("block 2").params[0], 1));
+}
+
+TEST(ShardUnit, OneGatherIsOneEntryThoughItSendsTwoBuffers) {
+  for (int world = 1; world <= 4; ++world)
+    on_ranks(world, [&](Communicator& comm) {
+      CpuDevice device;
+      ShardUnit unit(odd_unit(), "block", device, comm, {});
+      const auto lease = unit.acquire(Pass::Forward);
+      unit.data(0);
+      const std::int64_t shard = ceil_div(kTrainable, world) + ceil_div(kFrozen, world);
+      const auto& entries = comm.ledger().entries();
+      ASSERT_EQ(entries.size(), 1U);
+      const LedgerCounts& counts = entries.at({Collective::AllGather, "block", Pass::Forward, DType::F32});
+      EXPECT_EQ(counts.count, 1);
+      EXPECT_EQ(counts.logical_bytes, 4 * world * shard);
+      EXPECT_EQ(counts.wire_bytes, 4 * (world - 1) * shard);
+    });
+}
+
+TEST(ShardUnit, EachStrategyHoldsExactlyItsShare) {
+  for (int world = 1; world <= 4; ++world)
+    for (const Strategy strategy : kStrategies)
+      on_ranks(world, [&](Communicator& comm) {
+        CpuDevice device;
+        const ShardUnit unit(odd_unit(), "block", device, comm, {.strategy = strategy, .reductions_per_step = 2});
+        const std::int64_t shard = ceil_div(kTrainable, world), frozen = ceil_div(kFrozen, world);
+        const std::int64_t parts = strategy == Strategy::Full ? 1 : world;
+        EXPECT_EQ(device.memory.live(Tag::Parameters), 4 * parts * (shard + frozen));
+        EXPECT_EQ(device.memory.live(Tag::Gradients), 4 * shard * (strategy == Strategy::None ? world : 1))
+            << "none of frozen ones";
+        EXPECT_EQ(unit.state_elements(), shard * (strategy == Strategy::None ? world : 1));
+        EXPECT_EQ(device.memory.live(Tag::Gathered), 0);
+      });
+}
+
+// ---- gradients ------------------------------------------------------------------------------------------------------
+
+// What reductions must give for the k-th .. contributions: sums in rank order, added up one reduction after the other.
+std::map<std::string, Floats> expected_sums(const UnitSpec& spec, int world, int reductions) {
+  std::map<std::string, Floats> expected;
+  for (int p = 0; p < static_cast<int>(spec.params.size()); ++p) {
+    const ParamInfo& info = spec.params[static_cast<std::size_t>(p)];
+    if (!info.trainable) continue;
+    for (std::int64_t i = 0; i < info.shape.numel(); ++i) {
+      float total = 0;
+      for (int k = 0; k < reductions; ++k) {
+        float sum = contribution(0, p, i, k);
+        for (int rank = 1; rank < world; ++rank) sum += contribution(rank, p, i, k);
+        total += sum;
+      }
+      expected[info.name].push_back(total);
+    }
+  }
+  return expected;
+}
+
+TEST(ShardUnit, EveryStrategyReducesToTheSameSumsInRankOrder) {
+  for (const UnitSpec& spec : {odd_unit(), tiny_unit()})
+    for (int world = 1; world <= 4; ++world)
+      for (int reductions = 1; reductions <= 3; ++reductions)
+        for (const Strategy strategy : kStrategies) {
+          Whole whole;
+          on_ranks(world, [&](Communicator& comm) {
+            CpuDevice device;
+            ShardUnit unit(spec, "block", device, comm, {.strategy = strategy, .reductions_per_step = reductions});
+            for (int step = 0; step < 2; ++step) {  // the second one begins with zeros again
+              unit.begin_step();
+              for (int k = 0; k < reductions; ++k) {
+                contribute(unit, comm.rank(), Tag::Workspace, k);
+                unit.reduce();
+                unit.finish_reduction();
+              }
+            }
+            whole.add(unit, unit.normed(), &ShardUnit::OwnedPiece::gradient);
+          });
+          EXPECT_EQ(whole.values(), expected_sums(spec, world, reductions))
+              << spec.name << ", " << world << " ranks, " << name_of(strategy);
+        }
+}
+
+TEST(ShardUnit, DataParallelRanksAllHoldTheWholeSum) {
+  on_ranks(3, [&](Communicator& comm) {
+    CpuDevice device;
+    ShardUnit unit(odd_unit(), "block", device, comm, {.strategy = Strategy::None});
+    unit.begin_step();
+    contribute(unit, comm.rank(), Tag::Workspace);
+    unit.reduce();
+    unit.finish_reduction();
+    Whole whole;  // of this rank alone
+    whole.add(unit, unit.updated(), &ShardUnit::OwnedPiece::gradient);
+    EXPECT_EQ(whole.values(), expected_sums(odd_unit(), 3, 1));
+  });
+}
+
+TEST(ShardUnit, BackwardsAddUpUntilTheReduction) {
+  for (const Strategy strategy : kStrategies) {
+    Whole whole;
+    on_ranks(2, [&](Communicator& comm) {
+      CpuDevice device;
+      ShardUnit unit(odd_unit(), "block", device, comm, {.strategy = strategy});
+      unit.begin_step();
+      contribute(unit, comm.rank(), Tag::Gradients, 0);
+      contribute(unit, comm.rank(), Tag::Gradients, 1);
+      unit.reduce();
+      unit.finish_reduction();
+      whole.add(unit, unit.normed(), &ShardUnit::OwnedPiece::gradient);
+    });
+    const Floats& weight = whole.values().at("block 3.weight");
+    for (std::int64_t i = 0; i < 15; ++i)
+      EXPECT_EQ(weight[static_cast<std::size_t>(i)], (contribution(0, 0, i, 0) + contribution(0, 0, i, 1)) +
+                                                         (contribution(1, 0, i, 0) + contribution(1, 0, i, 1)));
+  }
+}
+
+// What is written while a reduction flies belongs to the next one, whatever the strategy does with its buffers.
+TEST(ShardUnit, ContributionsMadeWhileAReductionFliesAreNotLost) {
+  for (const Strategy strategy : kStrategies) {
+    Whole whole;
+    on_ranks(
+        2,
+        [&](Communicator& comm) {
+          CpuDevice device;
+          ShardUnit unit(odd_unit(), "block", device, comm, {.strategy = strategy, .reductions_per_step = 3});
+          unit.begin_step();
+          for (int k = 0; k < 3; ++k) {
+            contribute(unit, comm.rank(), Tag::Workspace, k);
+            unit.reduce();
+          }
+          unit.finish_reduction();
+          whole.add(unit, unit.normed(), &ShardUnit::OwnedPiece::gradient);
+        },
+        microseconds(1000));
+    EXPECT_EQ(whole.values(), expected_sums(odd_unit(), 2, 3)) << name_of(strategy);
+  }
+}
+
+TEST(ShardUnit, AFullGradientLivesUntilItsReductionOnly) {
+  for (const Tag lifetime : {Tag::Workspace, Tag::Gradients})
+    on_ranks(2, [&](Communicator& comm) {
+      CpuDevice device;
+      ShardUnit unit(odd_unit(), "block", device, comm, {});
+      const std::int64_t shard = 4 * kTrainable / 2, full = 4 * kTrainable;
+      unit.begin_step();
+      EXPECT_EQ(device.memory.live(Tag::Gradients), shard);
+      contribute(unit, comm.rank(), lifetime);
+      EXPECT_EQ(device.memory.live(lifetime), full + (lifetime == Tag::Gradients ? shard : 0));
+      unit.reduce();
+      unit.finish_reduction();
+      EXPECT_EQ(device.memory.live(Tag::Workspace), 0);
+      EXPECT_EQ(device.memory.live(Tag::Gradients), shard);
+    });
+}
+
+TEST(ShardUnit, FrozenParametersHaveNoGradientAndNoReduction) {
+  on_ranks(2, [](Communicator& comm) {
+    CpuDevice device;
+    ShardUnit unit(odd_unit(), "block", device, comm, {}), frozen(frozen_unit(), "block", device, comm, {});
+    unit.begin_step();
+    UnitGradients& gradients = unit.gradients(Tag::Workspace);
+    EXPECT_EQ(gradients.data(1), nullptr);
+    EXPECT_EQ(gradients.data(4), nullptr);
+    EXPECT_EQ(gradients.elements(), kTrainable);
+    for (const auto& piece : unit.updated()) EXPECT_TRUE(unit.table()[static_cast<std::size_t>(piece.param)].trainable);
+    frozen.begin_step();
+    EXPECT_FALSE(frozen.has_trainable());
+    EXPECT_EQ(frozen.state_elements(), 0);
+    EXPECT_TRUE(frozen.updated().empty());
+    frozen.reduce();
+    frozen.finish_reduction();
+    EXPECT_TRUE(comm.ledger().entries().empty());
+    const auto lease = frozen.acquire(Pass::Forward);
+    EXPECT_EQ(read(frozen, 0), start_values(frozen.table()[0], 1));
+  });
+}
+
+TEST(ShardUnit, KnowsWhichParametersABackwardWrote) {
+  for (const Strategy strategy : kStrategies)
+    on_ranks(2, [&](Communicator& comm) {
+      CpuDevice device;
+      ShardUnit unit(odd_unit(), "block", device, comm, {.strategy = strategy, .reductions_per_step = 2});
+      for (int step = 0; step < 2; ++step) {
+        unit.begin_step();
+        for (int p = 0; p < 6; ++p) EXPECT_FALSE(unit.written(p));
+        unit.gradients(Tag::Workspace).data(step == 0 ? 0 : 2);
+        unit.reduce();
+        unit.gradients(Tag::Workspace).data(3);
+        unit.reduce();
+        unit.finish_reduction();
+        for (int p = 0; p < 6; ++p)
+          EXPECT_EQ(unit.written(p), p == (step == 0 ? 0 : 2) || p == 3) << name_of(strategy) << ' ' << p;
+      }
+    });
+}
+
+TEST(ShardUnit, AReductionNeedsGradients) {
+  on_ranks(1, [](Communicator& comm) {
+    CpuDevice device;
+    ShardUnit unit(odd_unit(), "block", device, comm, {});
+    EXPECT_EQ(message_of([&] { unit.reduce(); }), "block 3: reduced without gradients");
+  });
+}
+
+// ---- what the optimizer sees ----------------------------------------------------------------------------------------
+
+TEST(ShardUnit, TheOptimizersPiecesCoverEveryTrainableElementOnce) {
+  for (const UnitSpec& spec : {odd_unit(), tiny_unit(), frozen_unit()})
+    for (int world = 1; world <= 4; ++world)
+      for (const Strategy strategy : kStrategies) {
+        Whole updated, normed, start;
+        on_ranks(world, [&](Communicator& comm) {
+          CpuDevice device;
+          ShardUnit unit(spec, "block", device, comm, {.strategy = strategy});
+          const auto pieces = unit.updated();
+          std::vector<int> state(static_cast<std::size_t>(unit.state_elements()), 0);
+          for (const ShardUnit::OwnedPiece& piece : pieces)
+            for (std::int64_t i = 0; i < piece.size; ++i)
+              EXPECT_EQ(++state.at(static_cast<std::size_t>(piece.state + i)), 1);
+          if (strategy != Strategy::None || comm.rank() == 0) updated.add(unit, pieces, &ShardUnit::OwnedPiece::value);
+          normed.add(unit, unit.normed(), &ShardUnit::OwnedPiece::value);
+        });
+        std::map<std::string, Floats> expected;
+        for (const ParamInfo& info : spec.params)
+          if (info.trainable) expected[info.name] = start_values(info, 1);
+        EXPECT_EQ(updated.values(), expected) << spec.name << ", " << world << " ranks, " << name_of(strategy);
+        EXPECT_EQ(normed.values(), expected) << spec.name << ", " << world << " ranks, " << name_of(strategy);
+      }
+}
+
+TEST(ShardUnit, AMetaRunAllocatesAndCountsTheSame) {
+  for (const Strategy strategy : kStrategies) {
+    std::vector<Allocator::Event> events[2];
+    Ledger::Entries entries[2];
+    const auto body = [&](Communicator& comm, Allocator::Mode mode) {
+      const std::size_t which = mode == Allocator::Mode::Meta;
+      CpuDevice device(mode);
+      std::vector<Allocator::Event> log;
+      device.memory.log = &log;
+      {
+        ShardUnit unit(odd_unit(), "block", device, comm, {.strategy = strategy});
+        unit.begin_step();
+        {
+          const auto lease = unit.acquire(Pass::Forward);
+          unit.data(0);
+        }
+        unit.gradients(Tag::Workspace).data(0);
+        unit.reduce();
+        unit.finish_reduction();
+        unit.parameters_changed();
+        unit.finish_refresh();
+      }
+      device.memory.log = nullptr;
+      if (comm.rank() == 0) events[which] = log, entries[which] = comm.ledger().entries();
+    };
+    on_ranks(2, [&](Communicator& comm) { body(comm, Allocator::Mode::Real); });
+    body(*make_dry_communicator(0, 2), Allocator::Mode::Meta);
+    EXPECT_EQ(events[0], events[1]) << name_of(strategy);
+    EXPECT_TRUE(differences(entries[0], entries[1]).empty()) << name_of(strategy);
+  }
+}
+
+}  // namespace
+}  // namespace regather
