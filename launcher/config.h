@@ -139,7 +139,8 @@ struct EvalConfig {
   void describe(Keys& k) {
     k.integer("every", every, between(0, 1e12), "evaluate after every so many steps; 0: never")
         .also({"eval_every", "eval_interval", "eval_steps", "interval"});
-    k.integer("batches", batches, between(1, 1 << 20), "micro-batches of an evaluation")
+    k.integer("batches", batches, between(1, 1 << 20),
+              "an evaluation reads the sequences of so many steps; they are not trained on")
         .also({"eval_iters", "num_batches"});
   }
 };

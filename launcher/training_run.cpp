@@ -25,7 +25,8 @@ DataOptions data_options(const Config& config, const BatchGrid& grid) {
   for (const std::string& file : config.data.files) options.files.emplace_back(file);
   options.sequence = config.data.sequence;
   options.seed = static_cast<std::uint64_t>(config.train.seed);
-  if (config.eval.every > 0) options.held_out = config.eval.batches * grid.micro_batch * grid.ranks;
+  // Counted in steps, so that ranks and micro-batches of one global batch train and evaluate on the same windows.
+  if (config.eval.every > 0) options.held_out = config.eval.batches * grid.sequences_per_step();
   return options;
 }
 
