@@ -111,6 +111,7 @@ const void* ShardUnit::data(int i) {
 
 void ShardUnit::evict() {
   check(leases_ == 0, "{}: evicted while leased", spec_.name);
+  if (replicated()) return;  // it stays, and so does the refresh that may be on its way
   // The transport may still write to a copy that nobody waited for.
   if (full_ && !waited_ && !device_.meta()) orphans_.push_back(std::move(full_));
   full_ = {};

@@ -210,6 +210,24 @@ TEST(ShardUnit, AReadWaitsForTheRefreshByItself) {  // without finish_refresh
       microseconds(2000));
 }
 
+TEST(ShardUnit, EvictionLeavesAReplicaAndItsRefreshAlone) {
+  for (const Strategy strategy : {Strategy::Gradients, Strategy::Optimizer, Strategy::None})
+    on_ranks(
+        2,
+        [&](Communicator& comm) {
+          CpuDevice device;
+          ShardUnit unit(odd_unit(), "block", device, comm, {.strategy = strategy});
+          for (const ShardUnit::OwnedPiece& piece : unit.updated())
+            for (std::int64_t i = 0; i < piece.size; ++i) piece.value[i] = 5;
+          unit.parameters_changed();
+          unit.evict();
+          EXPECT_TRUE(unit.resident());
+          const auto lease = unit.acquire(Pass::Forward);
+          EXPECT_EQ(read(unit, 0), Floats(15, 5.0F)) << name_of(strategy);
+        },
+        microseconds(2000));
+}
+
 // ---- values ---------------------------------------------------------------------------------------------------------
 
 TEST(ShardUnit, StartValuesDoNotDependOnRanksOrStrategy) {
