@@ -57,7 +57,7 @@ struct ModelSection : ModelConfig {
 struct DataConfig {
   std::vector<std::string> files;  // absolute once loaded
   std::string tokenizer = "bytes";
-  std::int64_t sequence = 256;
+  std::int64_t sequence = 256, held_out = 0;
   void describe(Keys& k) {
     k.list("files", files, "text to train on; relative paths are relative to the configuration file")
         .also({"path", "dataset", "train_files", "file"})
@@ -65,6 +65,9 @@ struct DataConfig {
     k.text("tokenizer", tokenizer, "bytes: every byte is a token").later();
     k.integer("sequence", sequence, between(1, 1 << 30), "tokens T of a sequence")
         .also({"seq_len", "sequence_length", "max_length", "block_size", "seq_length"});
+    k.integer("held_out", held_out, between(0, 1e12),
+              "sequences at the end of the text that are never trained on; evaluation reads the last of the text")
+        .also({"validation_split", "val_size", "eval_split"});
   }
 };
 
@@ -201,7 +204,7 @@ struct CheckpointingConfig {
     k.choice("offload", offload, {"none", later("all"), later("marks")}, "kept values that wait in host memory")
         .also({"cpu_offload", "activation_offload"});
     k.choice("order", order, {"auto", "lazy", "ahead", "eager"},
-             "rerun when needed, or first what needs no parameter, or first everything; auto: the smaller peak");
+             "rerun when needed, or first what needs no parameter, or first everything; auto: lazy");
     k.integer("audit", audit, between(0, 1e12), "every so many steps check one sampled block by value; 0: never")
         .later();
   }

@@ -83,8 +83,11 @@ Dataset::Dataset(DataOptions options) : options_(std::move(options)) {
                                  num_tokens(), options_.sequence, options_.sequence + 1));
   train_windows_ = windows - options_.held_out;
   if (train_windows_ < 1)
-    throw UsageError(fmt::format("data.files: hold {} windows of {} tokens, but evaluation alone holds out {}", windows,
+    throw UsageError(fmt::format("data.files: hold {} windows of {} tokens, but data.held_out is {}", windows,
                                  options_.sequence + 1, options_.held_out));
+  if (options_.evaluation > windows)
+    throw UsageError(fmt::format("data.files: hold {} windows of {} tokens, but an evaluation reads {} (eval.batches)",
+                                 windows, options_.sequence + 1, options_.evaluation));
 }
 
 Dataset::~Dataset() = default;
@@ -122,9 +125,9 @@ Batch Dataset::batch(Allocator& memory, const BatchGrid& grid, std::int64_t rank
 
 std::int64_t Dataset::evaluation_batches(const BatchGrid& grid) const {
   const std::int64_t together = grid.ranks * grid.micro_batch;
-  check(held_out() % together == 0, "evaluation: {} windows do not fill batches of {} ranks x {} sequences", held_out(),
-        grid.ranks, grid.micro_batch);
-  return held_out() / together;
+  check(options_.evaluation % together == 0, "evaluation: {} windows do not fill batches of {} ranks x {} sequences",
+        options_.evaluation, grid.ranks, grid.micro_batch);
+  return options_.evaluation / together;
 }
 
 Batch Dataset::evaluation_batch(Allocator& memory, const BatchGrid& grid, std::int64_t rank, std::int64_t i) const {
@@ -132,7 +135,8 @@ Batch Dataset::evaluation_batch(Allocator& memory, const BatchGrid& grid, std::i
   check(i >= 0 && i < evaluation_batches(grid), "evaluation batch {} of {}", i, evaluation_batches(grid));
   const std::int64_t first = grid.first_sequence(rank, i);
   std::vector<std::int64_t> windows;
-  for (std::int64_t b = 0; b < grid.micro_batch; ++b) windows.push_back(train_windows_ + first + b);
+  for (std::int64_t b = 0; b < grid.micro_batch; ++b)
+    windows.push_back(num_windows() - options_.evaluation + first + b);
   return make_batch(memory, windows, first);
 }
 

@@ -9,7 +9,8 @@
 //   0}).
 // Nothing is dropped at the end of an epoch: a batch may begin in one and end in the next. Every rank takes its own
 // part of every step, so that all make the same number of steps, and the union over ranks and micro-batches depends on
-// the number of sequences in a step only. Windows held out for evaluation are the last ones, and are never trained on.
+// the number of sequences in a step only. An evaluation reads the last windows; those held out are
+// never trained on, whether there is an evaluation or not: it changes nothing in training.
 // It knows no communicator: a rank is a number.
 #pragma once
 #include <cstdint>
@@ -34,7 +35,8 @@ struct DataOptions {
   std::vector<std::filesystem::path> files;
   std::int64_t sequence = 0;  // T
   std::uint64_t seed = 0;
-  std::int64_t held_out = 0;  // windows kept for evaluation
+  std::int64_t held_out = 0;    // of the last windows, never trained on
+  std::int64_t evaluation = 0;  // how many of the last windows an evaluation reads
 };
 
 struct Batch {
@@ -57,13 +59,12 @@ class Dataset {
   std::int64_t num_tokens() const { return ends_.empty() ? 0 : ends_.back(); }
   std::int64_t num_windows() const { return train_windows_ + options_.held_out; }
   std::int64_t train_windows() const { return train_windows_; }
-  std::int64_t held_out() const { return options_.held_out; }
 
   // The window of sample g of the run.
   std::int64_t window(std::int64_t sample);
   // Steps, micro-batches and ranks count from 0.
   Batch batch(Allocator& memory, const BatchGrid& grid, std::int64_t rank, std::int64_t step, std::int64_t micro_batch);
-  // The i-th of a rank's held_out() / (ranks * micro_batch) evaluation batches; together they cover each window once.
+  // The i-th of a rank's evaluation / (ranks * micro_batch) evaluation batches; together they cover each window once.
   Batch evaluation_batch(Allocator& memory, const BatchGrid& grid, std::int64_t rank, std::int64_t i) const;
   std::int64_t evaluation_batches(const BatchGrid& grid) const;
 

@@ -26,7 +26,8 @@ DataOptions data_options(const Config& config, const BatchGrid& grid) {
   options.sequence = config.data.sequence;
   options.seed = static_cast<std::uint64_t>(config.train.seed);
   // Counted in steps, so that ranks and micro-batches of one global batch train and evaluate on the same windows.
-  if (config.eval.every > 0) options.held_out = config.eval.batches * grid.sequences_per_step();
+  options.held_out = config.data.held_out;
+  if (config.eval.every > 0) options.evaluation = config.eval.batches * grid.sequences_per_step();
   return options;
 }
 
@@ -237,10 +238,10 @@ void TrainingRun::train_step(std::int64_t step) {
 
 void TrainingRun::evaluate(std::int64_t step) {
   const auto begin = std::chrono::steady_clock::now();
-  std::vector<Batch> held_out;
+  std::vector<Batch> batches;
   for (std::int64_t i = 0; i < data_.evaluation_batches(grid_); ++i)
-    held_out.push_back(data_.evaluation_batch(device_.memory, grid_, comm_.rank(), i));
-  const double loss = trainer_->evaluate(held_out);
+    batches.push_back(data_.evaluation_batch(device_.memory, grid_, comm_.rank(), i));
+  const double loss = trainer_->evaluate(batches);
   if (!speaks()) return;
   const EvalMetrics m{step, loss, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
   metrics_->append(m);

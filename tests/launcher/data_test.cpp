@@ -182,7 +182,7 @@ TEST_F(DataTest, TheSeedDecidesTheOrder) {
 }
 
 TEST_F(DataTest, HeldOutWindowsAreTheLastAndAreNeverTrainedOn) {
-  Dataset data({.files = {counting(22)}, .sequence = 4, .seed = 1, .held_out = 12});
+  Dataset data({.files = {counting(22)}, .sequence = 4, .seed = 1, .held_out = 12, .evaluation = 12});
   EXPECT_EQ(data.train_windows(), 10);
   for (std::int64_t g = 0; g < 40; ++g) EXPECT_LT(data.window(g), 10);
   for (const std::int64_t ranks : {1, 2, 3}) {
@@ -199,6 +199,16 @@ TEST_F(DataTest, HeldOutWindowsAreTheLastAndAreNeverTrainedOn) {
   EXPECT_THROW(data.evaluation_batches({.ranks = 5, .micro_batch = 1}), LogicError);
 }
 
+TEST_F(DataTest, AnEvaluationDoesNotChangeWhatIsTrainedOn) {
+  const fs::path path = counting(12);
+  Dataset without({.files = {path}, .sequence = 4, .seed = 1});
+  Dataset with({.files = {path}, .sequence = 4, .seed = 1, .evaluation = 4});
+  for (std::int64_t g = 0; g < 30; ++g) EXPECT_EQ(with.window(g), without.window(g));
+  EXPECT_EQ(with.evaluation_batch(memory_, {.ranks = 1, .micro_batch = 4}, 0, 0).tokens.data<std::int32_t>()[0] / 4, 8);
+  EXPECT_EQ(refusal({.files = {path}, .sequence = 4, .evaluation = 13}),
+            "data.files: hold 12 windows of 5 tokens, but an evaluation reads 13 (eval.batches)");
+}
+
 TEST_F(DataTest, WhatCannotBeUsedIsRefusedWithItsPathOrBothNumbers) {
   const std::string missing = (folder_ / "missing").string();
   EXPECT_EQ(refusal({.files = {missing}, .sequence = 4}),
@@ -210,7 +220,7 @@ TEST_F(DataTest, WhatCannotBeUsedIsRefusedWithItsPathOrBothNumbers) {
   EXPECT_EQ(refusal({.files = {file("four", "abcd")}, .sequence = 4}),
             "data.files: hold 4 tokens in all, but one window of data.sequence 4 needs 5");
   EXPECT_EQ(refusal({.files = {counting(3)}, .sequence = 4, .held_out = 3}),
-            "data.files: hold 3 windows of 5 tokens, but evaluation alone holds out 3");
+            "data.files: hold 3 windows of 5 tokens, but data.held_out is 3");
   EXPECT_EQ(refusal({.files = {counting(3)}, .sequence = 0}), "data.sequence: must be at least 1, but is 0");
 }
 

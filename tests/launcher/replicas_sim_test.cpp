@@ -1,5 +1,5 @@
-// What every rank must agree on, whatever the strategy and however sizes divide: start values, replicas after every update,
-// and the rows of a tied table that the last rank owns.
+// What every rank must agree on, whatever the strategy and however sizes divide: start values, replicas after every
+// update, and the rows of a tied table that the last rank owns.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -17,7 +17,8 @@ std::uint64_t hash_of_parameters(Trainer& trainer) {
   for (auto& unit : trainer.stack().units()) {
     const auto lease = unit->acquire(Pass::Evaluation);
     for (std::size_t i = 0; i < unit->table().size(); ++i)
-      hash = mix(hash, hash_of(unit->data(static_cast<int>(i)), static_cast<std::size_t>(unit->table()[i].shape.numel()) * sizeof(float)));
+      hash = mix(hash, hash_of(unit->data(static_cast<int>(i)),
+                               static_cast<std::size_t>(unit->table()[i].shape.numel()) * sizeof(float)));
   }
   for (auto& unit : trainer.stack().units()) unit->evict();
   return hash;
@@ -25,7 +26,8 @@ std::uint64_t hash_of_parameters(Trainer& trainer) {
 
 // By step (0: start values) and rank.
 std::vector<std::vector<std::uint64_t>> hashes_of_run(const RunSetup& s) {
-  std::vector<std::vector<std::uint64_t>> hashes(static_cast<std::size_t>(s.steps) + 1, std::vector<std::uint64_t>(static_cast<std::size_t>(s.world)));
+  std::vector<std::vector<std::uint64_t>> hashes(static_cast<std::size_t>(s.steps) + 1,
+                                                 std::vector<std::uint64_t>(static_cast<std::size_t>(s.world)));
   const Model model = make_model(s.model);
   run_ranks(s.world, {}, [&](Communicator& comm) {
     CpuDevice device;
