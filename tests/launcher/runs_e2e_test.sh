@@ -57,6 +57,19 @@ code=0
 expect "ranks with different configurations" $code 2
 grep -q "train.seed: 5 on rank 0, 6 on rank 1" "$folder/mixed.log" || { cat "$folder/mixed.log"; exit 1; }
 
+# A rank that is killed in the middle of training ends the run at once; the other says where each was.
+sets=(--set train.steps=100000 --set model.layers=2 --set model.hidden=64 --set model.heads=2 --set output="$folder/killed")
+"$source/tools/mpirun" 2 --enable-recovery "$program" train "$source/configs/quickstart.yaml" "${sets[@]}" >"$folder/killed.log" 2>&1 &
+pid=$!
+for _ in $(seq 200); do grep -q "step 2" "$folder/killed.log" 2>/dev/null && break || sleep 0.1; done
+for victim in $(pgrep -f "$folder/killed"); do
+  tr '\0' '\n' <"/proc/$victim/environ" 2>/dev/null | grep -qx OMPI_COMM_WORLD_RANK=1 && kill -KILL "$victim"
+done
+begin=$SECONDS
+wait $pid || true
+((SECONDS - begin < 10)) || { echo "a killed rank was noticed after $((SECONDS - begin)) s"; exit 1; }
+grep -q "regather: error: rank 0: step [0-9]*: .*rank 1 is gone" "$folder/killed.log" || { cat "$folder/killed.log"; exit 1; }
+
 code=0
 run 2 small memory.limit=2MiB train.steps=1 || code=$?
 expect "over the memory limit" $code 3
