@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <new>
 #include <optional>
 
 #include "dist/communicator.h"
@@ -14,6 +13,7 @@
 #include "launcher/progress.h"
 #include "launcher/summary.h"
 #include "launcher/train.h"
+#include "model/registry.h"
 
 namespace regather {
 namespace {
@@ -77,7 +77,7 @@ Arguments parse_arguments(int argc, char** argv) {
   Arguments arguments;
   CLI::App app("regather");
   app.set_help_flag();
-  bool help = false, version = false, markdown = false;
+  bool help = false, version = false, markdown = false, profile = false;
   app.add_flag("-h,--help", help);
   app.add_flag("--version", version);
   CLI::App* train = app.add_subcommand("train");
@@ -91,6 +91,7 @@ Arguments parse_arguments(int argc, char** argv) {
     command->add_option("--json", arguments.train.json_file);
   }
   train->add_flag("--overwrite", arguments.train.overwrite);
+  train->add_flag("--profile", profile);
   on_key->set_help_flag();
   on_key->add_flag("-h,--help", help);
   on_key->add_option("KEY", arguments.key);
@@ -100,6 +101,7 @@ Arguments parse_arguments(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     throw UsageError(fmt::format("{}; see regather --help", e.what()));
   }
+  if (profile) throw UsageError("--profile: not available in this build; see regather --help");
   using Command = Arguments::Command;
   if (help || argc < 2) return arguments;
   if (version) {
@@ -124,51 +126,57 @@ void check_place(const Config& config, const LaunchPlace& place) {
   check_against_world(config, sim ? config.communication.sim_ranks : place.ranks);
 }
 
-void print(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
-
-int check_config(const Arguments& arguments, const LaunchPlace& place) {
-  const Config config = load_config(arguments.config, arguments.sets);
-  // Alone, a configuration for several ranks is fine to look at.
-  if (place.ranks > 1) check_place(config, place);
-  if (place.rank != 0) return 0;
-  if (!arguments.train.json_file.empty()) write_file(arguments.train.json_file, to_json(config));
-  print(fmt::format("# {}: valid\n# checkpointing: {}\n", arguments.config, describe_checkpointing(config)));
-  print(to_yaml(config));
-  return 0;
+// How many ranks a configuration is described for: those that were started, else those that it asks for.
+std::int64_t ranks_of(const Config& config, const LaunchPlace& place) {
+  if (place.ranks > 1) return place.ranks;
+  if (config.communication.backend == CommunicationConfig::Backend::Sim) return config.communication.sim_ranks;
+  return std::max<std::int64_t>(1, config.train.global_batch / (config.train.micro_batch * config.train.accumulation));
 }
 
-int report(const Error& error, ErrorOrigin origin, const LaunchPlace& place) {
+std::string check_config(const Arguments& arguments, const LaunchPlace& place) {
+  const Config config = load_config(arguments.config, arguments.sets);
+  // Alone, a configuration for several ranks is fine to look at. The model may refuse sizes that no rule here knows.
+  if (place.ranks > 1) check_place(config, place);
+  const ParameterCounts parameters = parameter_counts(make_model(config.model));
+  const std::int64_t ranks = ranks_of(config, place);
+  if (place.rank == 0 && !arguments.train.json_file.empty()) write_file(arguments.train.json_file, to_json(config));
+  return fmt::format(
+      "# {}: valid\n# model: {} parameters, {} trained\n# batch: {}\n# checkpointing: {}\n# reduce: {}\n{}",
+      arguments.config, parameters.all, parameters.trainable, describe_batch(config, ranks),
+      describe_checkpointing(config), describe_reduce(config, parameters, ranks), to_yaml(config));
+}
+
+// Everything before training, which is all there is to the other commands; what to train, if that was asked for.
+struct Training {
+  Config config;
+  TrainOptions options;
+};
+std::optional<Training> prepare(int argc, char** argv, const LaunchPlace& place) {
+  const Arguments arguments = parse_arguments(argc, argv);
+  std::string text;
+  switch (arguments.command) {
+    case Arguments::Command::Help: text = fmt::format(kHelp, REGATHER_VERSION); break;
+    case Arguments::Command::Version: text = fmt::format("regather {}\n", REGATHER_VERSION); break;
+    case Arguments::Command::HelpOnKey: text = help_on(arguments.key); break;
+    case Arguments::Command::Markdown: text = configuration_markdown(); break;
+    case Arguments::Command::Check: text = check_config(arguments, place); break;
+    case Arguments::Command::Train: {
+      Config config = load_config(arguments.config, arguments.sets);
+      check_place(config, place);
+      return Training{std::move(config), arguments.train};
+    }
+  }
+  if (place.rank == 0) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    if (std::fflush(stdout) != 0) throw Error("standard output cannot be written");
+  }
+  return std::nullopt;
+}
+
+void report(const Error& error, ErrorOrigin origin, const LaunchPlace& place) {
   std::fflush(stdout);
   const std::string lines = error_lines(error, origin, place);
   std::fwrite(lines.data(), 1, lines.size(), stderr);  // at once: lines of several ranks do not mix
-  return static_cast<int>(error.code());
-}
-
-int run_command(int argc, char** argv, const LaunchPlace& place) {
-  const Arguments arguments = parse_arguments(argc, argv);
-  const bool speaks = place.rank == 0;
-  switch (arguments.command) {
-    case Arguments::Command::Help:
-      if (speaks) print(fmt::format(kHelp, REGATHER_VERSION));
-      return 0;
-    case Arguments::Command::Version:
-      if (speaks) print(fmt::format("regather {}\n", REGATHER_VERSION));
-      return 0;
-    case Arguments::Command::HelpOnKey: {
-      const std::string text = help_on(arguments.key);
-      if (speaks) print(text);
-      return 0;
-    }
-    case Arguments::Command::Markdown:
-      if (speaks) print(configuration_markdown());
-      return 0;
-    case Arguments::Command::Check: return check_config(arguments, place);
-    case Arguments::Command::Train: break;
-  }
-  const Config config = load_config(arguments.config, arguments.sets);
-  check_place(config, place);
-  return run_training(config, arguments.train,
-                      [&](const Error& error, ErrorOrigin origin) { report(error, origin, place); });
 }
 
 }  // namespace
@@ -206,21 +214,38 @@ std::string error_lines(const Error& error, ErrorOrigin origin, const LaunchPlac
   }
 }
 
+int run_command_line(int argc, char** argv, const LaunchPlace& place,
+                     const std::function<void(const Error&)>& tell_others) {
+  std::optional<Training> train;
+  const auto failed = [&](const Error& error) {
+    report(error, ErrorOrigin::Here, place);
+    if (place.ranks > 1) tell_others(error);
+    return static_cast<int>(error.code());
+  };
+  try {
+    train = prepare(argc, argv, place);
+  } catch (const Error& e) {
+    return failed(e);
+  } catch (const std::exception& e) {
+    return failed(Error(e.what()));
+  }
+  try {
+    return train ? run_training(train->config, train->options, report) : 0;
+  } catch (const Error& e) {  // before there was a communicator: MPI could not be started
+    report(e, ErrorOrigin::Here, place);
+    return static_cast<int>(e.code());
+  }
+}
+
 int regather_main(int argc, char** argv) {
   const LaunchPlace place = launch_place([](const char* name) { return static_cast<const char*>(std::getenv(name)); });
-  try {
-    const int code = run_command(argc, argv, place);
-    if (std::fflush(stdout) != 0) throw Error("standard output cannot be written");
-    return code;
-  } catch (const PeerFailed& e) {
-    return report(e, ErrorOrigin::Peer, place);
-  } catch (const Error& e) {
-    return report(e, ErrorOrigin::Here, place);
-  } catch (const std::bad_alloc&) {
-    return report(Error("the system has no more memory", ExitCode::OutOfMemory), ErrorOrigin::Here, place);
-  } catch (const std::exception& e) {
-    return report(Error(e.what()), ErrorOrigin::Here, place);
-  }
+  return run_command_line(argc, argv, place, [](const Error& error) {
+    try {
+      make_mpi_communicator({})->leave(error.what(), error.code());
+    } catch (const Error&) {
+      // Without MPI nobody else is there to be told; the error itself has been printed.
+    }
+  });
 }
 
 }  // namespace regather

@@ -12,12 +12,15 @@ namespace regather {
 // main() of the program.
 int regather_main(int argc, char** argv);
 
-// Which rank of how many this process was started as; 0 of 1 without a launcher. variable: an environment variable's
-// value, or null.
-struct LaunchPlace {
-  int rank = 0, ranks = 1;
-};
+// From the environment that mpirun or srun gives a rank; 0 of 1 without. variable: an environment variable's value, or
+// null.
 LaunchPlace launch_place(const std::function<const char*(const char*)>& variable);
+
+// The same in a known place. tell_others: called with an error that this rank met before it had a communicator, once it
+// has been printed. A launcher ends all ranks when one of them fails; so they have to end together for the first to be
+// heard.
+int run_command_line(int argc, char** argv, const LaunchPlace& place,
+                     const std::function<void(const Error&)>& tell_others);
 
 // The lines to print for an error on this rank; empty if another rank prints them.
 std::string error_lines(const Error& error, ErrorOrigin origin, const LaunchPlace& place);

@@ -9,6 +9,7 @@
 
 #include "launcher/config.h"
 #include "launcher/metrics.h"
+#include "tensor/block.h"
 
 namespace regather {
 
@@ -22,6 +23,7 @@ struct ParameterCounts {
                largest_block = 0;  // elements; largest_block: of the unit with most trainable ones
   std::int64_t decay_tensors = 0, decay = 0, no_decay_tensors = 0, no_decay = 0;
 };
+ParameterCounts parameter_counts(const Model& model);
 std::string describe_reduce(const Config& config, const ParameterCounts& parameters, std::int64_t ranks);
 
 struct RunBanner {

@@ -69,6 +69,24 @@ std::string describe_batch(const Config& config, std::int64_t ranks) {
                      sequences * config.data.sequence);
 }
 
+ParameterCounts parameter_counts(const Model& model) {
+  ParameterCounts counts;
+  for (const UnitSpec& unit : model.units) {
+    std::int64_t trainable = 0;
+    for (const ParamInfo& p : unit.params) {
+      const std::int64_t n = p.shape.numel();
+      counts.all += n;
+      if (!p.trainable) continue;
+      trainable += n;
+      (p.decay ? counts.decay : counts.no_decay) += n;
+      ++(p.decay ? counts.decay_tensors : counts.no_decay_tensors);
+    }
+    counts.trainable += trainable;
+    counts.largest_block = std::max(counts.largest_block, trainable);
+  }
+  return counts;
+}
+
 std::string describe_reduce(const Config& config, const ParameterCounts& parameters, std::int64_t ranks) {
   using Reduce = TrainConfig::Reduce;
   const auto take = [&](Reduce reduce) { return human_bytes(gradient_bytes(config, parameters, ranks, reduce)); };

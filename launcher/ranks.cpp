@@ -20,7 +20,7 @@ CommunicatorOptions communicator_options(const Config& config) {
 int run_and_leave(const MakeRankProgram& make, Communicator& comm, std::unique_ptr<RankProgram>& program,
                   const ReportError& report) {
   const auto leave = [&](const Error& error, ErrorOrigin origin) {
-    report(error, origin);
+    report(error, origin, {comm.rank(), comm.size()});
     comm.leave(error.what(), error.code());
     return static_cast<int>(error.code());
   };

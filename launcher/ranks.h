@@ -19,7 +19,10 @@ class RankProgram {  // what one rank does; owns everything that its collectives
 using MakeRankProgram = std::function<std::unique_ptr<RankProgram>(Communicator&)>;
 
 enum class ErrorOrigin { Here, Peer };  // Peer: the error says that another rank left
-using ReportError = std::function<void(const Error&, ErrorOrigin)>;
+struct LaunchPlace {                    // a rank of how many
+  int rank = 0, ranks = 1;
+};
+using ReportError = std::function<void(const Error&, ErrorOrigin, const LaunchPlace&)>;
 
 // The exit code. `report` is called on a rank that fails, before it tells the others: a launcher may end this rank as
 // soon as another one has ended.

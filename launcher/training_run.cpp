@@ -37,24 +37,6 @@ std::string host_name() {
   return name;
 }
 
-ParameterCounts count_parameters(const Model& model) {
-  ParameterCounts counts;
-  for (const UnitSpec& unit : model.units) {
-    std::int64_t of_unit = 0;
-    for (const ParamInfo& p : unit.params) {
-      const std::int64_t n = p.shape.numel();
-      of_unit += n;
-      counts.all += n;
-      if (!p.trainable) continue;
-      counts.trainable += n;
-      (p.decay ? counts.decay : counts.no_decay) += n;
-      ++(p.decay ? counts.decay_tensors : counts.no_decay_tensors);
-    }
-    counts.largest_block = std::max(counts.largest_block, of_unit);
-  }
-  return counts;
-}
-
 }  // namespace
 
 void require_same_on_all_ranks(Communicator& comm, const std::string& mine, std::string_view what) {
@@ -188,7 +170,7 @@ void TrainingRun::speak_banner() {
   banner.threads = config_.threads;
   banner.cpus = allowed_cpus();
   banner.host = host_name();
-  banner.parameters = count_parameters(model_);
+  banner.parameters = parameter_counts(model_);
   progress_->banner(start_banner(config_, banner));
 }
 

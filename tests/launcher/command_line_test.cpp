@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -14,11 +13,11 @@ namespace {
 
 struct Outcome {
   int code;
-  std::string out, err;
+  std::string out, err, told;
 };
 
-// Runs the program's main in this process.
-Outcome run(std::vector<std::string> arguments) {
+// Runs the program in this process, as if it had been started in that place.
+Outcome run(std::vector<std::string> arguments, const LaunchPlace& place = {}) {
   arguments.insert(arguments.begin(), "regather");
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
@@ -26,7 +25,8 @@ Outcome run(std::vector<std::string> arguments) {
   argv.push_back(nullptr);
   ::testing::internal::CaptureStdout();
   ::testing::internal::CaptureStderr();
-  Outcome outcome{regather_main(argc, argv.data()), "", ""};
+  Outcome outcome{0, "", "", ""};
+  outcome.code = run_command_line(argc, argv.data(), place, [&](const Error& error) { outcome.told = error.what(); });
   outcome.out = ::testing::internal::GetCapturedStdout();
   outcome.err = ::testing::internal::GetCapturedStderr();
   return outcome;
@@ -48,17 +48,10 @@ class CommandLine : public ::testing::Test {
     std::filesystem::create_directories(folder_);
     std::ofstream(folder_ / "text") << "some text";
   }
-  void TearDown() override {
-    std::filesystem::remove_all(folder_);
-    for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}) ::unsetenv(name);
-  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
   std::string config(const std::string& rest = "") {
     std::ofstream(folder_ / "c.yaml") << "data:\n  files: [text]\n" << rest;
     return (folder_ / "c.yaml").string();
-  }
-  static void as_rank(int rank, int ranks) {
-    ::setenv("OMPI_COMM_WORLD_RANK", std::to_string(rank).c_str(), 1);
-    ::setenv("OMPI_COMM_WORLD_SIZE", std::to_string(ranks).c_str(), 1);
   }
   std::filesystem::path folder_;
 };
@@ -114,6 +107,7 @@ TEST_F(CommandLine, CheckPrintsAnEffectiveConfigurationThatChecksToItself) {
   EXPECT_NE(first.out.find("  layers: 3\n"), std::string::npos);
   EXPECT_NE(first.out.find("  seed: 5\n"), std::string::npos);
   EXPECT_NE(first.out.find("# checkpointing: full: layers 0-2 of 3\n"), std::string::npos);
+  EXPECT_NE(first.out.find("# reduce: each_micro_batch: gradients take "), std::string::npos);
   std::ofstream(folder_ / "c.yaml") << first.out;
   EXPECT_EQ(run({"check", (folder_ / "c.yaml").string()}).out, first.out);
 }
@@ -138,32 +132,45 @@ TEST_F(CommandLine, EveryErrorIsALine) {
                              ":4:1: evla: unknown key; did you mean eval?\n");
 }
 
-TEST_F(CommandLine, UnderMpirunUsageErrorsAreSaidOnceAndEveryRankLeavesWithTheSameCode) {
+TEST_F(CommandLine, UnderMpirunUsageErrorsAreSaidOnceAndAllRanksLeaveTogether) {
   for (const int rank : {0, 1, 3}) {
-    as_rank(rank, 4);
-    const Outcome outcome = run({"train", config("trian: 1\n")});
+    const Outcome outcome = run({"train", config("trian: 1\n")}, {rank, 4});
     EXPECT_EQ(outcome.code, 2);
     EXPECT_EQ(outcome.err.empty(), rank != 0) << outcome.err;
+    EXPECT_EQ(outcome.told, config() + ":3:1: trian: unknown key; did you mean train?");
   }
+  EXPECT_EQ(run({"train", config("trian: 1\n")}).told, "");
+}
+
+TEST_F(CommandLine, OnlyTheFirstRankSpeaks) {
+  EXPECT_EQ(run({"--help"}, {1, 2}).out, "");
+  EXPECT_EQ(run({"check", config()}, {1, 2}).out, "");
+  EXPECT_NE(run({"check", config()}, {0, 2}).out, "");
 }
 
 TEST_F(CommandLine, GlobalBatchIsCheckedAgainstTheRanksThatWereStarted) {
   const std::string path = config("train: {global_batch: 8, micro_batch: 2}\n");
-  as_rank(0, 3);
-  const Outcome outcome = run({"train", path});
+  const Outcome outcome = run({"train", path}, {0, 3});
   EXPECT_EQ(outcome.code, 2);
   EXPECT_EQ(
       outcome.err,
       "regather: error: train.global_batch: value 8 is not micro_batch 2 x accumulation 1 x ranks 3 = 6; what fits: "
       "global_batch 6, or ranks 4\n");
-  EXPECT_EQ(run({"check", path}).code, 2);
-  as_rank(0, 4);
-  EXPECT_EQ(run({"check", path}).code, 0);
+  EXPECT_EQ(run({"check", path}, {0, 3}).code, 2);
+  EXPECT_EQ(run({"check", path}, {0, 4}).code, 0);
+}
+
+TEST_F(CommandLine, CheckAloneDescribesTheRanksThatTheConfigurationAsksFor) {
+  EXPECT_NE(run({"check", config("train: {global_batch: 8, micro_batch: 2}\n")}).out.find("x ranks 4 = 8 sequences"),
+            std::string::npos);
+  EXPECT_NE(
+      run({"check", config("communication: {backend: sim, sim_ranks: 3}\n")}).out.find("x ranks 3 = 12 sequences"),
+      std::string::npos);
+  EXPECT_NE(run({"check", config()}).out.find("x ranks 1 = 4 sequences"), std::string::npos);
 }
 
 TEST_F(CommandLine, RanksAsThreadsAndSeveralProcessesAreRefusedTogether) {
-  as_rank(0, 2);
-  EXPECT_EQ(run({"train", config("communication: {backend: sim, sim_ranks: 2}\n")}).code, 2);
+  EXPECT_EQ(run({"train", config("communication: {backend: sim, sim_ranks: 2}\n")}, {0, 2}).code, 2);
 }
 
 TEST(LaunchPlaceTest, IsTakenFromTheLaunchersEnvironment) {

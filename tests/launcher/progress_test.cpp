@@ -115,6 +115,23 @@ TEST(Banner, SaysWhatAStepIs) {
             "micro_batch 3 x accumulation 2 x ranks 4 = 24 sequences, 6144 tokens a step");
 }
 
+TEST(Banner, CountsParametersByWhatIsDoneWithThem) {
+  Model model;
+  model.units.push_back({"wte", {{"wte", Shape{10, 4}}}});
+  model.units.push_back({"block 0",
+                         {{"w", Shape{4, 4}},
+                          {"b", Shape{4}, zeros(), /*decay=*/false},
+                          {"frozen", Shape{100}, zeros(), /*decay=*/true, /*trainable=*/false}}});
+  const ParameterCounts counts = parameter_counts(model);
+  EXPECT_EQ(counts.all, 160);
+  EXPECT_EQ(counts.trainable, 60);
+  EXPECT_EQ(counts.largest_block, 40);
+  EXPECT_EQ(counts.decay, 56);
+  EXPECT_EQ(counts.decay_tensors, 2);
+  EXPECT_EQ(counts.no_decay, 4);
+  EXPECT_EQ(counts.no_decay_tensors, 1);
+}
+
 TEST(Banner, SaysWhatTheReduceModeCosts) {
   const ParameterCounts parameters = {.all = 3 << 20, .trainable = 1 << 20, .largest_block = 1 << 19};
   const auto text = [&](const std::string& keys) { return describe_reduce(config(keys), parameters, 4); };

@@ -1,0 +1,78 @@
+# The program as a person uses it: exit codes, who speaks under mpirun, what a run leaves behind.
+set -uo pipefail
+program=$1 source=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+
+fail() {
+  echo "FAILED: $*" >&2
+  sed 's/^/  | /' out err >&2
+  exit 1
+}
+# run CODE COMMAND...: its output is in the files out and err
+run() {
+  local expected=$1
+  shift
+  "$@" >out 2>err
+  local code=$?
+  [[ $code == "$expected" ]] || fail "exit code $code instead of $expected: $*"
+}
+says() { grep -qF -- "$2" "$1" || fail "$1 does not say: $2"; }
+lines() { [[ $(grep -c "$2" "$1") == "$3" ]] || fail "$1 does not have $3 lines of: $2"; }
+mpi() { "$source/tools/mpirun" "$@"; }
+
+head -c 20000 /usr/share/common-licenses/GPL-3 >text
+cat >c.yaml <<YAML
+model: {layers: 2, hidden: 32, heads: 2, max_sequence: 32}
+data: {files: [text], sequence: 32}
+train: {steps: 3, micro_batch: 2}
+activation_checkpointing: {policy: every_n_layers}
+output: run
+YAML
+
+run 0 "$program" check c.yaml
+says out "# checkpointing: every_n_layers 2: layers 0 of 2"
+cp out effective.yaml
+run 0 "$program" check effective.yaml
+diff <(grep -v '^#' out) <(grep -v '^#' effective.yaml) || fail "the effective configuration does not check to itself"
+
+# Every rank leaves with the code; one of them says why, whichever ends first.
+for ranks in 2 3; do
+  run 2 mpi $ranks "$program" train c.yaml --set train.stesp=2
+  lines err "regather: error:" 1
+  says err "did you mean train.steps?"
+  run 2 mpi $ranks "$program" train c.yaml --set train.global_batch=100
+  lines err "regather: error:" 1
+  says err "x ranks $ranks = "
+done
+[[ ! -e run ]] || fail "a refused run made its folder"
+
+run 0 mpi 2 "$program" train c.yaml --json copy.json
+lines out "^step ./3  loss " 3
+says out "2 (mpi), 1 thread each"
+grep -q $'\033' out && fail "control codes in a file"
+cmp copy.json run/summary.json || fail "--json is not a copy of summary.json"
+python3 - <<'PY' || fail "what the run left behind"
+import json
+s = json.load(open("run/summary.json"))
+assert s["world"] == 2 and s["steps"] == 3 and len(s["loss"]) == 3, s
+assert s["checkpointing"]["policy"] == "every_n_layers" and s["collectives"]["expected_matches"] is True
+lines = [json.loads(line) for line in open("run/metrics.jsonl")]
+assert [line["step"] for line in lines] == [1, 2, 3] and [line["loss"] for line in lines] == s["loss"]
+PY
+run 0 "$program" check run/config.yaml
+
+run 2 mpi 2 "$program" train c.yaml
+lines err "regather: error:" 1
+says err "holds files already"
+touch run/notes
+run 0 mpi 2 "$program" train run/config.yaml --overwrite
+[[ -e run/notes ]] || fail "--overwrite removed a file that no run writes"
+run 0 "$program" train c.yaml --set communication.backend=sim --set communication.sim_ranks=2 --set output=run_sim
+python3 - <<'PY' || fail "ranks as threads and as processes differ"
+import json
+assert json.load(open("run/summary.json"))["loss"] == json.load(open("run_sim/summary.json"))["loss"]
+PY
+run 3 "$program" train c.yaml --set memory.limit=64KiB --set output=run_small
+says err "regather: error: "
