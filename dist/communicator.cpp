@@ -72,7 +72,7 @@ template <class F>
 void Communicator::guarded(const std::string& what, F f) {
   try {
     peers_->check();
-    if (failure_) throw Error(fmt::format("an earlier collective failed: {}", failure_->what()), failure_->code());
+    if (failure_) throw Error(fmt::format("this communicator has failed: {}", failure_->what()), failure_->code());
     f();
   } catch (Error& e) {
     e.add_context(what);
@@ -239,7 +239,7 @@ std::vector<std::string> Communicator::exchange(const std::string& mine) {
 }
 
 void Communicator::leave(std::string_view reason, ExitCode code) noexcept {
-  if (!failure_) failure_.emplace(std::string(reason), code);
+  if (!failure_) failure_.emplace("it was left", code);  // short: allocates nothing
   peers_->leave(reason, code);
 }
 
