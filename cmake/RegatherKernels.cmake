@@ -2,7 +2,8 @@
 # time. The program itself stays a portable one: only these files may use more than the baseline. Contraction to fused
 # multiply-add is wanted here (and nowhere else).
 find_package(OpenMP REQUIRED COMPONENTS CXX)
-target_link_libraries(regather_tensor PRIVATE OpenMP::OpenMP_CXX)
+# tensor/ops/parallel.h is for operations of a program of one's own, too.
+target_link_libraries(regather_tensor PRIVATE OpenMP::OpenMP_CXX INTERFACE $<INSTALL_INTERFACE:OpenMP::OpenMP_CXX>)
 
 file(GLOB kernel_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tensor/ops/kernels/*.cpp")
 set(kernel_isas baseline)

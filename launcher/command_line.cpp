@@ -11,6 +11,7 @@
 #include "launcher/config.h"
 #include "launcher/config_value.h"
 #include "launcher/progress.h"
+#include "launcher/regather.h"
 #include "launcher/summary.h"
 #include "launcher/train.h"
 #include "model/registry.h"
@@ -133,8 +134,8 @@ std::int64_t ranks_of(const Config& config, const LaunchPlace& place) {
   return std::max<std::int64_t>(1, config.train.global_batch / (config.train.micro_batch * config.train.accumulation));
 }
 
-std::string check_config(const Arguments& arguments, const LaunchPlace& place) {
-  const Config config = load_config(arguments.config, arguments.sets);
+std::string check_config(const Arguments& arguments, const LaunchPlace& place, const ModelRegistry& models) {
+  const Config config = load_config(arguments.config, arguments.sets, models);
   // Alone, a configuration for several ranks is fine to look at. The model may refuse sizes that no rule here knows.
   if (place.ranks > 1) check_place(config, place);
   const ParameterCounts parameters = parameter_counts(make_model(config.model));
@@ -151,17 +152,17 @@ struct Training {
   Config config;
   TrainOptions options;
 };
-std::optional<Training> prepare(int argc, char** argv, const LaunchPlace& place) {
+std::optional<Training> prepare(int argc, char** argv, const LaunchPlace& place, const ModelRegistry& models) {
   const Arguments arguments = parse_arguments(argc, argv);
   std::string text;
   switch (arguments.command) {
     case Arguments::Command::Help: text = fmt::format(kHelp, REGATHER_VERSION); break;
     case Arguments::Command::Version: text = fmt::format("regather {}\n", REGATHER_VERSION); break;
-    case Arguments::Command::HelpOnKey: text = help_on(arguments.key); break;
+    case Arguments::Command::HelpOnKey: text = help_on(arguments.key, models); break;
     case Arguments::Command::Markdown: text = configuration_markdown(); break;
-    case Arguments::Command::Check: text = check_config(arguments, place); break;
+    case Arguments::Command::Check: text = check_config(arguments, place, models); break;
     case Arguments::Command::Train: {
-      Config config = load_config(arguments.config, arguments.sets);
+      Config config = load_config(arguments.config, arguments.sets, models);
       check_place(config, place);
       return Training{std::move(config), arguments.train};
     }
@@ -215,7 +216,7 @@ std::string error_lines(const Error& error, ErrorOrigin origin, const LaunchPlac
 }
 
 int run_command_line(int argc, char** argv, const LaunchPlace& place,
-                     const std::function<void(const Error&)>& tell_others) {
+                     const std::function<void(const Error&)>& tell_others, const ModelRegistry& models) {
   std::optional<Training> train;
   const auto failed = [&](const Error& error) {
     report(error, ErrorOrigin::Here, place);
@@ -223,7 +224,7 @@ int run_command_line(int argc, char** argv, const LaunchPlace& place,
     return static_cast<int>(error.code());
   };
   try {
-    train = prepare(argc, argv, place);
+    train = prepare(argc, argv, place, models);
   } catch (const Error& e) {
     return failed(e);
   } catch (const std::exception& e) {
@@ -237,7 +238,7 @@ int run_command_line(int argc, char** argv, const LaunchPlace& place,
   }
 }
 
-int regather_main(int argc, char** argv) {
+int regather_main(int argc, char** argv, const ModelRegistry& models) {
   const LaunchPlace place = launch_place([](const char* name) { return static_cast<const char*>(std::getenv(name)); });
   return run_command_line(argc, argv, place, [](const Error& error) {
     try {
@@ -245,7 +246,9 @@ int regather_main(int argc, char** argv) {
     } catch (const Error&) {
       // Without MPI nobody else is there to be told; the error itself has been printed.
     }
-  });
+  }, models);
 }
+
+int main(int argc, char** argv, const ModelRegistry& models) { return regather_main(argc, argv, models); }
 
 }  // namespace regather

@@ -6,11 +6,12 @@
 #include <string>
 
 #include "launcher/ranks.h"
+#include "model/registry.h"
 
 namespace regather {
 
-// main() of the program.
-int regather_main(int argc, char** argv);
+// main() of the program, for these models.
+int regather_main(int argc, char** argv, const ModelRegistry& models = built_in_models());
 
 // From the environment that mpirun or srun gives a rank; 0 of 1 without. variable: an environment variable's value, or
 // null.
@@ -20,7 +21,8 @@ LaunchPlace launch_place(const std::function<const char*(const char*)>& variable
 // has been printed. A launcher ends all ranks when one of them fails; so they have to end together for the first to be
 // heard.
 int run_command_line(int argc, char** argv, const LaunchPlace& place,
-                     const std::function<void(const Error&)>& tell_others);
+                     const std::function<void(const Error&)>& tell_others,
+                     const ModelRegistry& models = built_in_models());
 
 // The lines to print for an error on this rank; empty if another rank prints them.
 std::string error_lines(const Error& error, ErrorOrigin origin, const LaunchPlace& place);

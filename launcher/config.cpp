@@ -87,13 +87,15 @@ void apply_set(const std::string& set, Assignment& to, ConfigErrors& errors) {
 
 enum class Files { AsWritten, BesideTheConfig };
 
-Config parse(std::string_view text, std::string_view name, std::span<const std::string> sets, Files files) {
+Config parse(std::string_view text, std::string_view name, std::span<const std::string> sets,
+             const ModelRegistry& models, Files files) {
   const YamlNode root = parse_yaml(text, name);
   if (root.kind == YamlNode::Kind::Null) throw UsageError(fmt::format("{}: the configuration is empty", name));
   if (root.kind != YamlNode::Kind::Map) {
     throw UsageError(fmt::format("{}: is not a configuration; allowed: `section:` and `key: value` lines", root.place));
   }
   Config config;
+  config.model.types = models;
   Keys keys = keys_of(config);
   ConfigErrors errors;
   Assignment assignment(keys, errors);
@@ -135,13 +137,19 @@ class YamlWriter {
 
 }  // namespace
 
+std::vector<KeyOption> names_of(const ModelRegistry& models) {
+  std::vector<KeyOption> names;
+  for (const ModelType& type : models) names.emplace_back(type.name);
+  return names;
+}
+
 Keys keys_of(Config& config) {
   Keys keys;
   config.describe(keys);
   return keys;
 }
 
-Config load_config(const std::filesystem::path& file, std::span<const std::string> sets) {
+Config load_config(const std::filesystem::path& file, std::span<const std::string> sets, const ModelRegistry& models) {
   std::error_code error;
   if (std::filesystem::is_directory(file, error)) {
     throw UsageError(fmt::format("{}: is a folder; allowed: a YAML file", file.string()));
@@ -156,12 +164,15 @@ Config load_config(const std::filesystem::path& file, std::span<const std::strin
         fmt::format("{}: cannot be read: {}", file.string(),
                     std::filesystem::exists(file, error) ? "permission denied, or not a file" : "no such file"));
   }
-  return parse(text.str(), file.string(), sets, Files::BesideTheConfig);
+  return parse(text.str(), file.string(), sets, models, Files::BesideTheConfig);
 }
 
-Config parse_config(std::string_view text, std::string_view name, std::span<const std::string> sets) {
-  return parse(text, name, sets, Files::AsWritten);
+Config parse_config(std::string_view text, std::string_view name, std::span<const std::string> sets,
+                    const ModelRegistry& models) {
+  return parse(text, name, sets, models, Files::AsWritten);
 }
+
+Model make_model(const ModelSection& section) { return make_model(section, section.types); }
 
 void validate(Config& config) {
   ConfigErrors errors;

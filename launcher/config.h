@@ -9,7 +9,7 @@
 #include <span>
 
 #include "launcher/config_key.h"
-#include "model/config.h"
+#include "model/registry.h"
 #include "tensor/error.h"
 
 namespace regather {
@@ -25,12 +25,15 @@ struct LoraConfig {
   }
 };
 
-// config.model is a ModelConfig with every value filled in; `auto` of the vocabulary is remembered beside it.
+// config.model is a ModelConfig with every value filled in; `auto` of the vocabulary is remembered beside it, and the
+// types that the program has.
+std::vector<KeyOption> names_of(const ModelRegistry& models);
 struct ModelSection : ModelConfig {
   std::optional<std::int64_t> chosen_vocab;
+  ModelRegistry types = built_in_models();
   LoraConfig lora;
   void describe(Keys& k) {
-    k.choice("type", type, {"gpt2", "llama"}, "the architecture").also({"name", "architecture", "model_type"});
+    k.choice("type", type, names_of(types), "the architecture").also({"name", "architecture", "model_type"});
     k.integer("layers", layers, between(1, 1 << 16), "transformer blocks")
         .also({"num_layers", "n_layer", "num_hidden_layers"});
     k.integer("hidden", hidden, between(1, 1 << 20), "channels C").also({"hidden_size", "n_embd", "d_model", "dim"});
@@ -287,9 +290,14 @@ Keys keys_of(Config& config);
 
 // Everything that is wrong is in one UsageError, a line each. sets: "train.steps=5", each in place of what the file
 // says.
-Config load_config(const std::filesystem::path& file, std::span<const std::string> sets = {});
+// models: what model.type may be.
+Config load_config(const std::filesystem::path& file, std::span<const std::string> sets = {},
+                   const ModelRegistry& models = built_in_models());
 // The same from text; name stands for the file in messages. Relative data.files stay relative, and need not exist.
-Config parse_config(std::string_view text, std::string_view name, std::span<const std::string> sets = {});
+Config parse_config(std::string_view text, std::string_view name, std::span<const std::string> sets = {},
+                    const ModelRegistry& models = built_in_models());
+// The model that the configuration describes.
+Model make_model(const ModelSection& section);
 // A Config made in code: the same rules, and model.vocab is filled in.
 void validate(Config& config);
 // global_batch = micro_batch * accumulation * ranks, if given; the backend and where this process runs.
@@ -304,7 +312,7 @@ std::int64_t num_segments(const Config& config);
 std::string to_yaml(const Config& config);
 // What `regather help KEY` says of a key or section; with an empty path, the list of keys. UsageError for an unknown
 // one.
-std::string help_on(std::string_view path);
+std::string help_on(std::string_view path, const ModelRegistry& models = built_in_models());
 // docs/configuration.md.
 std::string configuration_markdown();
 

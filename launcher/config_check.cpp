@@ -35,10 +35,10 @@ void check_model(const ModelSection& m, Rules& rules) {
   rules.refuse_if(m.hidden % m.heads != 0, {"model.hidden", "model.heads"},
                   "value {} is not a multiple of model.heads {}; allowed: {}", m.hidden, m.heads,
                   below == 0 ? fmt::format("{}", m.heads) : fmt::format("{} or {}", below, below + m.heads));
-  const bool llama = m.type == "llama";
-  rules.refuse_if(!llama && m.kv_heads != 0, {"model.kv_heads", "model.type"},
+  const bool llama = m.type == "llama", gpt2 = m.type == "gpt2";  // another type says itself what it cannot have
+  rules.refuse_if(gpt2 && m.kv_heads != 0, {"model.kv_heads", "model.type"},
                   "value {} needs model.type llama; model.type is {}; allowed: 0", m.kv_heads, m.type);
-  rules.refuse_if(!llama && m.rope_theta != ModelConfig().rope_theta, {"model.rope_theta", "model.type"},
+  rules.refuse_if(gpt2 && m.rope_theta != ModelConfig().rope_theta, {"model.rope_theta", "model.type"},
                   "value {} needs model.type llama; model.type is {}; allowed: no such key", m.rope_theta, m.type);
   rules.refuse_if(llama && m.kv_heads > 0 && m.heads % m.kv_heads != 0, {"model.kv_heads", "model.heads"},
                   "value {} does not divide model.heads {}", m.kv_heads, m.heads);

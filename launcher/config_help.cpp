@@ -75,8 +75,9 @@ several for one key the last counts.
 
 }  // namespace
 
-std::string help_on(std::string_view path) {
+std::string help_on(std::string_view path, const ModelRegistry& models) {
   Config config;
+  config.model.types = models;
   Keys keys = keys_of(config);
   if (const Key* key = keys.find(path)) return describe_key(*key);
   if (!path.empty() && !keys.is_section(path)) {

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -26,6 +27,7 @@ inline KeyRange between(double min, double max) { return {.min = min, .max = max
 inline KeyRange from_below(double min, double max) { return {.min = min, .max = max, .max_excluded = true}; }
 
 struct KeyOption {
+  KeyOption(std::string option_name) : name(std::move(option_name)) {}
   KeyOption(const char* option_name) : name(option_name) {}  // implicit: choices are written as {"full", later("x")}
   std::string name;
   bool available = true;

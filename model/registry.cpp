@@ -14,11 +14,15 @@ ModelRegistry built_in_models() {
 
 Model make_model(const ModelConfig& config, const ModelRegistry& registry) {
   std::string known;
+  const ModelType* found = nullptr;
   for (const ModelType& type : registry) {
-    if (type.name == config.type) return type.make(config);
     known += (known.empty() ? "" : ", ") + type.name;
+    if (type.name != config.type) continue;
+    if (found != nullptr) throw UsageError(fmt::format("model.type: the program has two models '{}'", type.name));
+    found = &type;
   }
-  throw UsageError(fmt::format("model.type: '{}' is unknown; known: {}", config.type, known));
+  if (found == nullptr) throw UsageError(fmt::format("model.type: '{}' is unknown; known: {}", config.type, known));
+  return found->make(config);
 }
 
 }  // namespace regather

@@ -18,7 +18,8 @@ using ModelRegistry = std::vector<ModelType>;
 
 ModelRegistry built_in_models();
 
-// Throws UsageError for an unknown type (the message lists the known ones) and for sizes that the model cannot have.
+// Throws UsageError for an unknown type (the message lists the known ones), for a name that the table has twice, and
+// for sizes that the model cannot have.
 Model make_model(const ModelConfig& config, const ModelRegistry& registry = built_in_models());
 
 }  // namespace regather

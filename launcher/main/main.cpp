@@ -1,3 +1,3 @@
-#include "launcher/command_line.h"
+#include "launcher/regather.h"
 
-int main(int argc, char** argv) { return regather::regather_main(argc, argv); }
+int main(int argc, char** argv) { return regather::main(argc, argv); }

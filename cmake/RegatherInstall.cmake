@@ -1,0 +1,25 @@
+# cmake --install: the program, headers (include/regather/<layer>/...), static libraries, and the package that
+# find_package(Regather) reads. A layer's target keeps its name; what the launcher's library offers to others is training.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/Regather")
+set(layers tensor dist ckpt model launcher)
+foreach(layer ${layers})
+  set_target_properties(regather_${layer} PROPERTIES EXPORT_NAME ${layer})
+  install(TARGETS regather_${layer} EXPORT Regather ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+  install(DIRECTORY "${PROJECT_SOURCE_DIR}/${layer}" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/regather" FILES_MATCHING PATTERN "*.h"
+          PATTERN "main" EXCLUDE PATTERN "kernels" EXCLUDE)
+endforeach()
+set_target_properties(regather_launcher PROPERTIES EXPORT_NAME train)
+add_library(regather::train ALIAS regather_launcher)
+
+install(EXPORT Regather NAMESPACE regather:: FILE RegatherTargets.cmake DESTINATION "${package_dir}")
+set(REGATHER_WITH_MPI "${MPI_CXX_FOUND}")
+configure_package_config_file("${CMAKE_CURRENT_LIST_DIR}/RegatherConfig.cmake.in" "${CMAKE_BINARY_DIR}/RegatherConfig.cmake"
+                              INSTALL_DESTINATION "${package_dir}")
+write_basic_package_version_file("${CMAKE_BINARY_DIR}/RegatherConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES "${CMAKE_BINARY_DIR}/RegatherConfig.cmake" "${CMAKE_BINARY_DIR}/RegatherConfigVersion.cmake" DESTINATION "${package_dir}")
+
+install(TARGETS regather RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+install(PROGRAMS "${PROJECT_SOURCE_DIR}/tools/mpirun" DESTINATION "${CMAKE_INSTALL_BINDIR}" RENAME regather_mpirun)
