@@ -240,13 +240,16 @@ int run_command_line(int argc, char** argv, const LaunchPlace& place,
 
 int regather_main(int argc, char** argv, const ModelRegistry& models) {
   const LaunchPlace place = launch_place([](const char* name) { return static_cast<const char*>(std::getenv(name)); });
-  return run_command_line(argc, argv, place, [](const Error& error) {
-    try {
-      make_mpi_communicator({})->leave(error.what(), error.code());
-    } catch (const Error&) {
-      // Without MPI nobody else is there to be told; the error itself has been printed.
-    }
-  }, models);
+  return run_command_line(
+      argc, argv, place,
+      [](const Error& error) {
+        try {
+          make_mpi_communicator({})->leave(error.what(), error.code());
+        } catch (const Error&) {
+          // Without MPI nobody else is there to be told; the error itself has been printed.
+        }
+      },
+      models);
 }
 
 int main(int argc, char** argv, const ModelRegistry& models) { return regather_main(argc, argv, models); }
