@@ -7,6 +7,8 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "tensor/ops/kernels.h"
+
 namespace regather {
 namespace {
 
@@ -143,6 +145,7 @@ TrainingRun::TrainingRun(const Config& config, const TrainOptions& options, cons
       model_(make_model(config.model)),
       data_(data_options(config, grid_)) {
   comm_.set_where("start");
+  kernels();  // an instruction set that was asked for and is not here is refused now
   check_against_world(config, comm.size());
   require_same_on_all_ranks(comm, to_json(config), "configurations");
   require_same_on_all_ranks(

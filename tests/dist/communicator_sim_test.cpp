@@ -91,11 +91,17 @@ TEST(SimFailure, ForeignExceptionsAreRethrownAsTheyAre) {
 
 TEST(SimFailure, PendingAndLaterCollectivesFailToo) {
   std::atomic<int> refused = 0;
+  std::atomic<bool> started = false;
   run_failing(2, {}, [&](Communicator& c) {
     std::vector<float> a(20), b(20);
     const GatherBuffer first{a.data(), 10, DType::F32}, second{b.data(), 10, DType::F32};
-    if (c.rank() == 1) throw Error("gone");
+    if (c.rank() == 1) {
+      started.wait(false);
+      throw Error("gone");
+    }
     const Event one = c.all_gather({&first, 1}, kLabel), two = c.all_gather({&second, 1}, kLabel);
+    started = true;
+    started.notify_one();
     for (const Event& e : {one, two}) {
       try {
         e.wait();
