@@ -59,6 +59,7 @@ dist/shard_unit.cpp|dist_sim_tests|ShardUnit*:ShardedOptimizer*|s/whole ? own_be
 dist/optimizer.cpp|dist_sim_tests|ShardedOptimizer*|s/const float decay = decays ? /const float decay = true ? /|biases and gains do not decay
 ckpt/block_runner.cpp|launcher_sim_tests|Recompute.Full*:Volume.OneMicro*|s/if (keep == Keep::Everything) .*$/;/|the last block is not rerun
 ckpt/block_runner.cpp|launcher_sim_tests|Recompute.Full*:Volume.OneMicro*|s/: std::vector<ShardUnit::Lease>();/: acquire(Pass::Backward, acquired);/|what reads no parameter gathers none
+ckpt/block_runner.cpp|launcher_sim_tests|Recompute.Full*:Volume.OneMicro*|s/Activations dx = tape->backward(/leases.clear(); for (auto* u : units_) u->evict(); leases = acquire(Pass::Backward, nullptr); Activations dx = tape->backward(/|a recompute never gathers a second time
 ckpt/block_runner.cpp|launcher_sim_tests|Recompute.Full*:Volume.OneMicro*|s/for (ShardUnit\* unit : reduces) unit->reduce();/;/|gradients are reduced
 TABLE
 }

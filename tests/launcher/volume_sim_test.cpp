@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/launcher/expected_volume.h"
+#include "tests/launcher/faulty_block.h"
 #include "tests/launcher/training_run.h"
 
 namespace regather::testing {
@@ -129,6 +130,34 @@ TEST(Volume, DataParallelRanksOnlyAllReduce) {
     for (const auto& [key, counts] : r.collectives[0]) EXPECT_EQ(key.collective, Collective::AllReduce) << key.unit;
     EXPECT_EQ(total(r.collectives[0], Collective::AllReduce, "block").count, 4 * micro);
   }
+}
+
+// A gather in a block's recompute, as a wrapper that gathers again for it would make.
+TEST(Volume, ASecondGatherInARecomputeEndsTheStep) {
+  RunSetup s = setup(2, 4, 2, 1);
+  s.policy.policy = "full";
+  std::string message;
+  try {
+    run_ranks(2, {}, [&](Communicator& comm) {
+      CpuDevice device;
+      Model model = make_model(s.model);
+      const std::int64_t shard = UnitSizes(s.model, 2).block_shard;
+      std::vector<float> again(static_cast<std::size_t>(2 * shard));
+      int executions = 0;
+      put_fault(model, 1, [&](std::uint64_t, float*, std::int64_t) {
+        if (++executions != 2) return;  // the first is forward's
+        const GatherBuffer buffer{again.data(), shard, DType::F32};
+        comm.all_gather({&buffer, 1}, {"block", Pass::Backward}).wait();
+      });
+      Trainer trainer(model, device, comm, trainer_options(s));
+      const Batch batch = make_batch(device.memory, s, comm.rank(), 2, 0, 0);
+      trainer.step({&batch, 1});
+    });
+  } catch (const Error& e) {
+    message = e.what();
+  }
+  EXPECT_NE(message.find("communicated other than planned"), std::string::npos) << message;
+  EXPECT_NE(message.find("all_gather"), std::string::npos) << message;
 }
 
 TEST(Volume, FrozenParametersAreGatheredButNeverReduced) {
