@@ -6,12 +6,12 @@ include(CMakePackageConfigHelpers)
 set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/Regather")
 set(layers tensor dist ckpt model launcher)
 foreach(layer ${layers})
-  set_target_properties(regather_${layer} PROPERTIES EXPORT_NAME ${layer})
+  string(REPLACE launcher train name ${layer})
+  set_target_properties(regather_${layer} PROPERTIES EXPORT_NAME ${name})
   install(TARGETS regather_${layer} EXPORT Regather ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
   install(DIRECTORY "${PROJECT_SOURCE_DIR}/${layer}" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/regather" FILES_MATCHING PATTERN "*.h"
-          PATTERN "main" EXCLUDE PATTERN "kernels" EXCLUDE)
+          PATTERN "main" EXCLUDE PATTERN "kernels" EXCLUDE PATTERN "mpi_*" EXCLUDE)  # of one source's or backend's own
 endforeach()
-set_target_properties(regather_launcher PROPERTIES EXPORT_NAME train)
 add_library(regather::train ALIAS regather_launcher)
 
 install(EXPORT Regather NAMESPACE regather:: FILE RegatherTargets.cmake DESTINATION "${package_dir}")

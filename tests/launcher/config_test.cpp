@@ -447,6 +447,23 @@ TEST_F(ConfigFile, AConfigurationThatCannotBeReadIsRefused) {
   EXPECT_EQ(refused(empty), empty.string() + ": the configuration is empty");
 }
 
+TEST(ConfigModels, AProgramsOwnTypesAreAllowedAndBuilt) {
+  ModelRegistry models = built_in_models();
+  models.push_back({"mine", [](const ModelConfig& model) {
+                      Model made;
+                      made.max_sequence = model.kv_heads;
+                      return made;
+                    }});
+  const std::string data = "data: {files: [a]}\n", mine = "model: {type: mine, kv_heads: 3}\n";
+  const Config config = parse_config(data + mine, "c.yaml", {}, models);
+  EXPECT_EQ(make_model(config.model).max_sequence, 3);
+  EXPECT_EQ(parse_config(to_yaml(config), "c.yaml", {}, models).model.type, "mine");
+  EXPECT_NE(help_on("model.type", models).find("allowed: gpt2, llama, mine\n"), std::string::npos);
+  EXPECT_EQ(help_on("model.type").find("mine"), std::string::npos);
+  EXPECT_THROW(parse_config(data + mine, "c.yaml"), UsageError);
+  EXPECT_THROW(parse_config(data + "model: {type: mien}\n", "c.yaml", {}, models), UsageError);
+}
+
 TEST(ConfigHelp, DescribesAKeyASectionAndAll) {
   EXPECT_EQ(help_on("sharding.resident_slots"),
             "sharding.resident_slots\n  full blocks D that a rank holds at a time\n  default: 2\n  allowed: an integer "

@@ -55,6 +55,13 @@ TEST(Registry, AProgramCanAddAModelOfItsOwn) {
   EXPECT_EQ(make_model(sizes("mine"), registry).vocab, 7);
 }
 
+TEST(Registry, ANameThatIsTakenIsRefused) {
+  ModelRegistry registry = built_in_models();
+  registry.push_back(registry[0]);
+  EXPECT_THROW(make_model(sizes("gpt2"), registry), UsageError);
+  EXPECT_NO_THROW(make_model(sizes("llama"), registry));
+}
+
 TEST(Registry, SizesThatDoNotFitAreRefusedWithBothSides) {
   const auto with = [](const char* type, auto change) {
     ModelConfig config = sizes(type);
