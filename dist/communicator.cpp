@@ -95,7 +95,7 @@ Communicator::Flight Communicator::start(const Started& started, Begin begin) {
   const auto begun = Clock::now();
   auto flight = std::make_shared<InFlight>(*this, started);
   guarded(started.what, [&] {
-    const Call call{sequence_++, started.text};
+    const TransferCall call{sequence_++, started.text};
     if (options_.checked) compare(call.sequence, started.text);
     flight->transfer = begin(call, flight->scratch);
   });
@@ -109,15 +109,15 @@ Communicator::Flight Communicator::start(const Started& started, Begin begin) {
 bool Communicator::drive(const InFlight* awaited) {
   bool moved = false, finished = false;
   for (const Flight& flight : pending_) {
-    Progress progress = Progress::None;
+    TransferProgress progress = TransferProgress::None;
     try {
       progress = flight->transfer->poll();
     } catch (Error& e) {
       if (flight.get() != awaited) e.add_context(flight->started.what);
       throw;
     }
-    moved = moved || progress != Progress::None;
-    if (progress == Progress::Done) flight->finished = finished = true;
+    moved = moved || progress != TransferProgress::None;
+    if (progress == TransferProgress::Done) flight->finished = finished = true;
   }
   if (finished) {
     std::erase_if(pending_, [](const Flight& flight) {
@@ -133,7 +133,7 @@ void Communicator::finish(InFlight& flight) {
   guarded(flight.started.what, [&] {
     peers_->wait(flight.started.text, [&] {
       const bool moved = drive(&flight);
-      return flight.finished ? Progress::Done : moved ? Progress::Some : Progress::None;
+      return flight.finished ? TransferProgress::Done : moved ? TransferProgress::Some : TransferProgress::None;
     });
   });
   ledger_.add_seconds(flight.started.key, seconds_since(begun));
@@ -178,7 +178,7 @@ Event Communicator::all_gather(std::span<const GatherBuffer> buffers, const Labe
     counts.wire_bytes += (size_ - 1) * bytes;
   }
   for (const auto& [key, counts] : entries) ledger_.add(key, counts);
-  return Event(start(started, [&](const Call& call, auto&) { return transport_->all_gather(buffers, call); }));
+  return Event(start(started, [&](const TransferCall& call, auto&) { return transport_->all_gather(buffers, call); }));
 }
 
 Event Communicator::reduce_scatter(const float* full, float* owned, std::int64_t shard, const Label& label) {
@@ -188,8 +188,8 @@ Event Communicator::reduce_scatter(const float* full, float* owned, std::int64_t
       describe(Collective::ReduceScatter, label, DType::F32, fmt::format("fp32 x {}", size_ * shard));
   const std::int64_t bytes = shard * static_cast<std::int64_t>(sizeof(float));
   ledger_.add(started.key, {.count = 1, .logical_bytes = size_ * bytes, .wire_bytes = (size_ - 1) * bytes});
-  return Event(
-      start(started, [&](const Call& call, auto&) { return transport_->reduce_scatter(full, owned, shard, call); }));
+  return Event(start(
+      started, [&](const TransferCall& call, auto&) { return transport_->reduce_scatter(full, owned, shard, call); }));
 }
 
 Event Communicator::all_reduce(float* data, std::int64_t shard, const Label& label) {
@@ -198,7 +198,8 @@ Event Communicator::all_reduce(float* data, std::int64_t shard, const Label& lab
   const Started started = describe(Collective::AllReduce, label, DType::F32, fmt::format("fp32 x {}", size_ * shard));
   const std::int64_t bytes = shard * static_cast<std::int64_t>(sizeof(float));
   ledger_.add(started.key, {.count = 1, .logical_bytes = size_ * bytes, .wire_bytes = 2 * (size_ - 1) * bytes});
-  return Event(start(started, [&](const Call& call, auto&) { return transport_->all_reduce(data, shard, call); }));
+  return Event(
+      start(started, [&](const TransferCall& call, auto&) { return transport_->all_reduce(data, shard, call); }));
 }
 
 void Communicator::all_reduce(std::span<double> values, const Label& label) {
@@ -206,7 +207,7 @@ void Communicator::all_reduce(std::span<double> values, const Label& label) {
   const std::int64_t bytes = static_cast<std::int64_t>(n * sizeof(double));
   const Started started = describe(Collective::AllReduce, label, DType::F64, fmt::format("fp64 x {}", n));
   ledger_.add(started.key, {.count = 1, .logical_bytes = bytes, .wire_bytes = (size_ - 1) * bytes});
-  const Flight flight = start(started, [&](const Call& call, std::vector<double>& all) {
+  const Flight flight = start(started, [&](const TransferCall& call, std::vector<double>& all) {
     all.resize(n * static_cast<std::size_t>(size_));
     std::copy(values.begin(), values.end(), all.begin() + static_cast<std::ptrdiff_t>(n) * rank_);
     const GatherBuffer buffer{all.data(), static_cast<std::int64_t>(n), DType::F64};

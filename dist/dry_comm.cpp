@@ -6,9 +6,11 @@ namespace {
 
 class DryTransport final : public Transport {
  public:
-  std::unique_ptr<Transfer> all_gather(std::span<const GatherBuffer>, const Call&) override { return nullptr; }
-  std::unique_ptr<Transfer> reduce_scatter(const float*, float*, std::int64_t, const Call&) override { return nullptr; }
-  std::unique_ptr<Transfer> all_reduce(float*, std::int64_t, const Call&) override { return nullptr; }
+  std::unique_ptr<Transfer> all_gather(std::span<const GatherBuffer>, const TransferCall&) override { return nullptr; }
+  std::unique_ptr<Transfer> reduce_scatter(const float*, float*, std::int64_t, const TransferCall&) override {
+    return nullptr;
+  }
+  std::unique_ptr<Transfer> all_reduce(float*, std::int64_t, const TransferCall&) override { return nullptr; }
   void send(int, std::string) override {}
   bool receive(int&, std::string&) override { return false; }
   bool moves_data() const override { return false; }

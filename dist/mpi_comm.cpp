@@ -99,10 +99,10 @@ class MpiTransport final : public Transport {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  std::unique_ptr<Transfer> all_gather(std::span<const GatherBuffer> buffers, const Call& call) override;
+  std::unique_ptr<Transfer> all_gather(std::span<const GatherBuffer> buffers, const TransferCall& call) override;
   std::unique_ptr<Transfer> reduce_scatter(const float* full, float* owned, std::int64_t shard,
-                                           const Call& call) override;
-  std::unique_ptr<Transfer> all_reduce(float* data, std::int64_t shard, const Call& call) override;
+                                           const TransferCall& call) override;
+  std::unique_ptr<Transfer> all_reduce(float* data, std::int64_t shard, const TransferCall& call) override;
   void send(int to, std::string message) override;
   bool receive(int& from, std::string& message) override;
   bool delivered() override;
@@ -135,7 +135,7 @@ class MpiTransport final : public Transport {
 
   static MPI_Comm duplicate(const char* name);
   static std::int64_t chunk_elements(const CommunicatorOptions& options);
-  int tag_of(const Call& call, int phase) const;
+  int tag_of(const TransferCall& call, int phase) const;
   int neighbour(int distance) const { return (rank_ + distance + size_) % size_; }
   void find_processes();
   bool drive_reductions();
@@ -175,7 +175,7 @@ class MpiTransport::Gather final : public Transfer {
       }
     }
   }
-  Progress poll() override { return requests_.poll(); }
+  TransferProgress poll() override { return requests_.poll(); }
 
  private:
   Requests requests_;
@@ -184,19 +184,19 @@ class MpiTransport::Gather final : public Transfer {
 // Sums this rank's shard of everyone's `full` into `out`.
 class MpiTransport::Reduction final : public Transfer {
  public:
-  Reduction(MpiTransport& transport, const float* f, float* o, std::int64_t s, Into i, int t)
+  Reduction(MpiTransport& transport, const float* f, float* o, std::int64_t s, SumInto i, int t)
       : full(f), out(o), shard(s), into(i), tag(t), transport_(transport) {
     if (shard > 0) transport_.to_start_.push_back(this);
   }
-  Progress poll() override {
+  TransferProgress poll() override {
     const bool moved = transport_.drive_reductions();
-    return summed == shard ? Progress::Done : moved ? Progress::Some : Progress::None;
+    return summed == shard ? TransferProgress::Done : moved ? TransferProgress::Some : TransferProgress::None;
   }
 
   const float* const full;
   float* const out;
   const std::int64_t shard;
-  const Into into;
+  const SumInto into;
   const int tag;
   std::int64_t started = 0, summed = 0;
 
@@ -206,18 +206,19 @@ class MpiTransport::Reduction final : public Transfer {
 
 class MpiTransport::AllReduce final : public Transfer {
  public:
-  AllReduce(MpiTransport& transport, float* data, std::int64_t shard, const Call& call)
+  AllReduce(MpiTransport& transport, float* data, std::int64_t shard, const TransferCall& call)
       : transport_(transport),
         buffer_{data, shard, DType::F32},
         gather_tag_(transport.tag_of(call, 1)),
-        reduction_(transport, data, data + transport.rank_ * shard, shard, Into::Replace, transport.tag_of(call, 0)) {}
-  Progress poll() override {
+        reduction_(transport, data, data + transport.rank_ * shard, shard, SumInto::Replace,
+                   transport.tag_of(call, 0)) {}
+  TransferProgress poll() override {
     if (gather_) return gather_->poll();
-    const Progress progress = reduction_.poll();
-    if (progress != Progress::Done) return progress;
+    const TransferProgress progress = reduction_.poll();
+    if (progress != TransferProgress::Done) return progress;
     // What others still had to receive of this rank's contributions they have: sending them was part of the reduction.
     gather_ = std::make_unique<Gather>(transport_, std::span<const GatherBuffer>(&buffer_, 1), gather_tag_);
-    return gather_->poll() == Progress::Done ? Progress::Done : Progress::Some;
+    return gather_->poll() == TransferProgress::Done ? TransferProgress::Done : TransferProgress::Some;
   }
 
  private:
@@ -262,7 +263,7 @@ MpiTransport::MpiTransport(const CommunicatorOptions& options)
   find_processes();
 }
 
-int MpiTransport::tag_of(const Call& call, int phase) const {
+int MpiTransport::tag_of(const TransferCall& call, int phase) const {
   std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
   const auto add = [&](unsigned char byte) { hash = (hash ^ byte) * 1099511628211ull; };
   for (const char c : call.text) add(static_cast<unsigned char>(c));
@@ -365,18 +366,18 @@ bool MpiTransport::receive(int& from, std::string& message) {
   return true;
 }
 
-std::unique_ptr<Transfer> MpiTransport::all_gather(std::span<const GatherBuffer> buffers, const Call& call) {
+std::unique_ptr<Transfer> MpiTransport::all_gather(std::span<const GatherBuffer> buffers, const TransferCall& call) {
   return std::make_unique<Gather>(*this, buffers, tag_of(call, 0));
 }
 
 std::unique_ptr<Transfer> MpiTransport::reduce_scatter(const float* full, float* owned, std::int64_t shard,
-                                                       const Call& call) {
-  auto reduction = std::make_unique<Reduction>(*this, full, owned, shard, Into::Add, tag_of(call, 0));
+                                                       const TransferCall& call) {
+  auto reduction = std::make_unique<Reduction>(*this, full, owned, shard, SumInto::Add, tag_of(call, 0));
   drive_reductions();
   return reduction;
 }
 
-std::unique_ptr<Transfer> MpiTransport::all_reduce(float* data, std::int64_t shard, const Call& call) {
+std::unique_ptr<Transfer> MpiTransport::all_reduce(float* data, std::int64_t shard, const TransferCall& call) {
   auto all_reduce = std::make_unique<AllReduce>(*this, data, shard, call);
   drive_reductions();
   return all_reduce;
@@ -409,9 +410,9 @@ bool MpiTransport::drive_reductions() {
     }
     if (in_flight_.empty()) return moved;
     Chunk& chunk = in_flight_.front();
-    const Progress progress = chunk.requests.poll();
-    moved = moved || progress != Progress::None;
-    if (progress != Progress::Done) return moved;
+    const TransferProgress progress = chunk.requests.poll();
+    moved = moved || progress != TransferProgress::None;
+    if (progress != TransferProgress::Done) return moved;
     Reduction& r = *chunk.of;
     std::vector<const float*> parts;
     for (int from = 0; from < size_; ++from) {

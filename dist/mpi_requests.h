@@ -32,8 +32,8 @@ class Requests {
     check_mpi(MPI_Isend(from, static_cast<int>(bytes), MPI_BYTE, to, tag, comm, &requests_.back()), "MPI_Isend");
   }
   bool empty() const { return requests_.empty(); }
-  Progress poll() {
-    if (left_ == 0) return Progress::Done;
+  TransferProgress poll() {
+    if (left_ == 0) return TransferProgress::Done;
     int count = 0;
     indices_.resize(requests_.size());
     statuses_.resize(requests_.size());
@@ -53,7 +53,7 @@ class Requests {
             fmt::format("rank {} sent {} bytes where this rank expects {}", status.MPI_SOURCE, received, expected));
     }
     left_ -= count;
-    return left_ == 0 ? Progress::Done : count > 0 ? Progress::Some : Progress::None;
+    return left_ == 0 ? TransferProgress::Done : count > 0 ? TransferProgress::Some : TransferProgress::None;
   }
 
  private:

@@ -132,7 +132,7 @@ void Peers::watch(Clock::time_point moved) {
 }
 
 void Peers::wait(std::string_view doing, const Poll& poll) {
-  if (poll() == Progress::Done) return;
+  if (poll() == TransferProgress::Done) return;
   struct Doing {
     Doing(std::string_view& now, std::string_view what) : now_(now) { now_ = what; }
     ~Doing() { now_ = {}; }
@@ -141,9 +141,9 @@ void Peers::wait(std::string_view doing, const Poll& poll) {
   warned_ = false;
   auto moved = Clock::now(), watched = moved;
   for (std::int64_t round = 0;; ++round) {
-    const Progress progress = poll();
-    if (progress == Progress::Done) return;
-    if (progress == Progress::Some) {
+    const TransferProgress progress = poll();
+    if (progress == TransferProgress::Done) return;
+    if (progress == TransferProgress::Some) {
       moved = Clock::now();
       round = 0;
       continue;
@@ -168,7 +168,7 @@ std::vector<std::string> Peers::exchange(Channel channel, std::int64_t sequence,
     listen();
     bool all = true;
     for_others([&](int, Other& o) { all = all && o.texts.contains(key); });
-    return all && transport_.delivered() ? Progress::Done : Progress::None;
+    return all && transport_.delivered() ? TransferProgress::Done : TransferProgress::None;
   });
   std::vector<std::string> texts(static_cast<std::size_t>(size_), mine);
   for_others([&](int r, Other& o) { texts[static_cast<std::size_t>(r)] = std::move(o.texts.extract(key).mapped()); });

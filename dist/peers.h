@@ -17,7 +17,7 @@ namespace regather {
 
 class Peers {
  public:
-  using Poll = std::function<Progress()>;
+  using Poll = std::function<TransferProgress()>;
 
   // where: the rank's own "step 120", read when it is asked for.
   Peers(Transport& transport, int rank, int size, const CommunicatorOptions& options, const std::string& where)

@@ -10,9 +10,9 @@ namespace {
 // Of `parts` from `begin` on. Two parts a pass; what is between passes stays in the first-level cache.
 // ivdep: `out` may be a part itself, but an element only ever meets the elements of its own index.
 constexpr std::size_t kBlock = 1024;
-template <Into into>
+template <SumInto into>
 void sum_block(std::span<const float* const> parts, std::int64_t begin, std::size_t n, float* out) {
-  const auto put = [](float& to, float value) { to = into == Into::Add ? to + value : value; };
+  const auto put = [](float& to, float value) { to = into == SumInto::Add ? to + value : value; };
   std::array<float, kBlock> between;
   const float* sum = parts[0] + begin;
   std::size_t next = 1;
@@ -39,13 +39,13 @@ void sum_block(std::span<const float* const> parts, std::int64_t begin, std::siz
 
 }  // namespace
 
-void sum_in_rank_order(std::span<const float* const> parts, std::int64_t n, float* out, Into into) {
+void sum_in_rank_order(std::span<const float* const> parts, std::int64_t n, float* out, SumInto into) {
   for (std::int64_t begin = 0; begin < n; begin += kBlock) {
     const std::size_t count = std::min(kBlock, static_cast<std::size_t>(n - begin));
-    if (into == Into::Add) {
-      sum_block<Into::Add>(parts, begin, count, out + begin);
+    if (into == SumInto::Add) {
+      sum_block<SumInto::Add>(parts, begin, count, out + begin);
     } else {
-      sum_block<Into::Replace>(parts, begin, count, out + begin);
+      sum_block<SumInto::Replace>(parts, begin, count, out + begin);
     }
   }
 }

@@ -6,9 +6,10 @@
 
 namespace regather {
 
-enum class Into { Replace, Add };
+enum class SumInto { Replace, Add };
 
-// out = sum, or out += sum (one addition, after the sum is complete). out may be one of the parts with Into::Replace.
-void sum_in_rank_order(std::span<const float* const> parts, std::int64_t n, float* out, Into into);
+// out = sum, or out += sum (one addition, after the sum is complete). out may be one of the parts with
+// SumInto::Replace.
+void sum_in_rank_order(std::span<const float* const> parts, std::int64_t n, float* out, SumInto into);
 
 }  // namespace regather

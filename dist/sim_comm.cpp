@@ -38,7 +38,7 @@ class Hub {
         inboxes_(static_cast<std::size_t>(ranks)),
         ended_(static_cast<std::size_t>(ranks)) {}
 
-  std::shared_ptr<Meeting> arrive(int rank, const Call& call, Bytes part) {
+  std::shared_ptr<Meeting> arrive(int rank, const TransferCall& call, Bytes part) {
     const std::lock_guard lock(mutex_);
     std::shared_ptr<Meeting>& meeting = meetings_[call.sequence];
     if (!meeting) {
@@ -143,11 +143,11 @@ class SimTransfer : public Transfer {
   SimTransfer(Side& side, std::shared_ptr<Meeting> meeting)
       : side_(side), meeting_(std::move(meeting)), turn_(side.started++) {}
   // In the order of the starts: two sums into the same place must not change places.
-  Progress poll() override {
-    if (turn_ != side_.delivered || !side_.hub.ready(*meeting_)) return Progress::None;
+  TransferProgress poll() override {
+    if (turn_ != side_.delivered || !side_.hub.ready(*meeting_)) return TransferProgress::None;
     deliver();
     ++side_.delivered;
-    return Progress::Done;
+    return TransferProgress::Done;
   }
 
  protected:
@@ -194,7 +194,7 @@ class SimGather final : public SimTransfer {
 class SimReduce final : public SimTransfer {
  public:
   SimReduce(Side& side, std::shared_ptr<Meeting> meeting, const float* mine, std::int64_t begin, std::int64_t n,
-            float* out, Into into)
+            float* out, SumInto into)
       : SimTransfer(side, std::move(meeting)), mine_(mine), begin_(begin), n_(n), out_(out), into_(into) {}
 
  private:
@@ -207,14 +207,14 @@ class SimReduce final : public SimTransfer {
   const float* mine_;
   std::int64_t begin_, n_;
   float* out_;
-  Into into_;
+  SumInto into_;
 };
 
 class SimTransport final : public Transport {
  public:
   SimTransport(Hub& hub, int rank, int ranks) : side_{hub, rank, ranks} {}
 
-  std::unique_ptr<Transfer> all_gather(std::span<const GatherBuffer> buffers, const Call& call) override {
+  std::unique_ptr<Transfer> all_gather(std::span<const GatherBuffer> buffers, const TransferCall& call) override {
     Bytes mine;
     for (const GatherBuffer& b : buffers) {
       const std::size_t bytes = static_cast<std::size_t>(b.shard) * size_of(b.dtype);
@@ -226,11 +226,11 @@ class SimTransport final : public Transport {
     return std::make_unique<SimGather>(side_, side_.hub.arrive(side_.rank, call, std::move(mine)), buffers);
   }
   std::unique_ptr<Transfer> reduce_scatter(const float* full, float* owned, std::int64_t shard,
-                                           const Call& call) override {
-    return reduce(full, side_.rank * shard, shard, side_.ranks * shard, owned, Into::Add, call);
+                                           const TransferCall& call) override {
+    return reduce(full, side_.rank * shard, shard, side_.ranks * shard, owned, SumInto::Add, call);
   }
-  std::unique_ptr<Transfer> all_reduce(float* data, std::int64_t shard, const Call& call) override {
-    return reduce(data, 0, side_.ranks * shard, side_.ranks * shard, data, Into::Replace, call);
+  std::unique_ptr<Transfer> all_reduce(float* data, std::int64_t shard, const TransferCall& call) override {
+    return reduce(data, 0, side_.ranks * shard, side_.ranks * shard, data, SumInto::Replace, call);
   }
   void send(int to, std::string message) override { side_.hub.send(side_.rank, to, std::move(message)); }
   bool receive(int& from, std::string& message) override { return side_.hub.receive(side_.rank, from, message); }
@@ -240,7 +240,7 @@ class SimTransport final : public Transport {
 
  private:
   std::unique_ptr<Transfer> reduce(const float* mine, std::int64_t begin, std::int64_t n, std::int64_t all, float* out,
-                                   Into into, const Call& call) {
+                                   SumInto into, const TransferCall& call) {
     auto meeting = side_.hub.arrive(side_.rank, call, copy_of(mine, static_cast<std::size_t>(all) * sizeof(float)));
     return std::make_unique<SimReduce>(side_, std::move(meeting), mine, begin, n, out, into);
   }

@@ -9,12 +9,13 @@ namespace {
 
 class SingleTransport final : public Transport {
  public:
-  std::unique_ptr<Transfer> all_gather(std::span<const GatherBuffer>, const Call&) override { return nullptr; }
-  std::unique_ptr<Transfer> reduce_scatter(const float* full, float* owned, std::int64_t shard, const Call&) override {
-    sum_in_rank_order({&full, 1}, shard, owned, Into::Add);
+  std::unique_ptr<Transfer> all_gather(std::span<const GatherBuffer>, const TransferCall&) override { return nullptr; }
+  std::unique_ptr<Transfer> reduce_scatter(const float* full, float* owned, std::int64_t shard,
+                                           const TransferCall&) override {
+    sum_in_rank_order({&full, 1}, shard, owned, SumInto::Add);
     return nullptr;
   }
-  std::unique_ptr<Transfer> all_reduce(float*, std::int64_t, const Call&) override { return nullptr; }
+  std::unique_ptr<Transfer> all_reduce(float*, std::int64_t, const TransferCall&) override { return nullptr; }
   void send(int to, std::string) override { throw LogicError(fmt::format("a message to rank {} of 1 rank", to)); }
   bool receive(int&, std::string&) override { return false; }
   bool delivered() override { return true; }

@@ -13,17 +13,17 @@
 
 namespace regather {
 
-enum class Progress { None, Some, Done };
+enum class TransferProgress { None, Some, Done };
 
 // A collective in flight on this rank.
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  virtual Progress poll() = 0;  // after Done it is not polled again
+  virtual TransferProgress poll() = 0;  // after Done it is not polled again
 };
 
 // One collective, as ranks compare it. text: "all_gather of block 3 (forward) [fp32 x 100]".
-struct Call {
+struct TransferCall {
   std::int64_t sequence;
   std::string_view text;
 };
@@ -33,10 +33,10 @@ class Transport {
   virtual ~Transport() = default;
 
   // Null: already complete. Arguments are valid; shard may be 0. See Communicator for the meaning.
-  virtual std::unique_ptr<Transfer> all_gather(std::span<const GatherBuffer> buffers, const Call& call) = 0;
+  virtual std::unique_ptr<Transfer> all_gather(std::span<const GatherBuffer> buffers, const TransferCall& call) = 0;
   virtual std::unique_ptr<Transfer> reduce_scatter(const float* full, float* owned, std::int64_t shard,
-                                                   const Call& call) = 0;
-  virtual std::unique_ptr<Transfer> all_reduce(float* data, std::int64_t shard, const Call& call) = 0;
+                                                   const TransferCall& call) = 0;
+  virtual std::unique_ptr<Transfer> all_reduce(float* data, std::int64_t shard, const TransferCall& call) = 0;
 
   // Messages of one rank to another arrive in order.
   virtual void send(int to, std::string message) = 0;

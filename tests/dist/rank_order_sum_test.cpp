@@ -18,8 +18,8 @@ TEST(RankOrderSum, AddsPartsInTheirOrderForAnyNumberOfThem) {
       std::vector<float> replaced(static_cast<std::size_t>(n), 99.0f), added = numbers(50, n), expected = added;
       const std::vector<float> sum = sums(ranks, 0, n);
       for (std::size_t i = 0; i < sum.size(); ++i) expected[i] += sum[i];
-      sum_in_rank_order(parts, n, replaced.data(), Into::Replace);
-      sum_in_rank_order(parts, n, added.data(), Into::Add);
+      sum_in_rank_order(parts, n, replaced.data(), SumInto::Replace);
+      sum_in_rank_order(parts, n, added.data(), SumInto::Add);
       EXPECT_TRUE(same_bits(replaced, sum)) << ranks << " parts of " << n;
       EXPECT_TRUE(same_bits(added, expected)) << ranks << " parts of " << n;
     }
@@ -33,7 +33,7 @@ TEST(RankOrderSum, APartMayBeReplacedByTheSum) {
       for (int r = 0; r < ranks; ++r) contributions.push_back(numbers(r, 3001));
       for (const auto& c : contributions) parts.push_back(c.data());
       std::vector<float>& out = contributions[static_cast<std::size_t>(own)];
-      sum_in_rank_order(parts, 3001, out.data(), Into::Replace);
+      sum_in_rank_order(parts, 3001, out.data(), SumInto::Replace);
       EXPECT_TRUE(same_bits(out, sums(ranks, 0, 3001))) << "part " << own << " of " << ranks;
     }
 }
