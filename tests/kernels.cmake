@@ -3,7 +3,8 @@
 if(NOT REGATHER_SANITIZE)
   foreach(isa ${kernel_isas})
     add_test(NAME kernels.${isa}.symbols
-             COMMAND bash "${CMAKE_CURRENT_SOURCE_DIR}/kernel_symbols.sh" ${isa} $<TARGET_OBJECTS:regather_kernels_${isa}>
+             COMMAND bash "${CMAKE_CURRENT_SOURCE_DIR}/kernel_symbols.sh" ${isa} $<IF:$<OR:$<CONFIG:Debug>,$<STREQUAL:${isa},baseline>>,any,fused>
+                     $<TARGET_OBJECTS:regather_kernels_${isa}>
              COMMAND_EXPAND_LISTS)
     set_tests_properties(kernels.${isa}.symbols PROPERTIES LABELS unit)
   endforeach()

@@ -65,14 +65,45 @@ void pack_panels(float* to, const float* from, Size stride, Size rows, Size capa
     for (Size i = rows * kNr; i < capacity * kNr; i += kLanes) store(panel + i, F{});
   }
 }
+// Exchanges rows and columns of 2x2 blocks of W x W, all over a square of vectors; done for W = 1, 2, 4, .. it
+// transposes.
+template <int W>
+REGATHER_INLINE void exchange_blocks(F (&x)[kLanes]) {
+  I low{}, high{};
+  for (int i = 0; i < kLanes; ++i) {
+    low[i] = (i & W) ? kLanes + (i ^ W) : i;
+    high[i] = (i & W) ? kLanes + i : i | W;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    if (i & W) continue;
+    const F a = x[i], b = x[i | W];
+    x[i] = __builtin_shuffle(a, b, low);
+    x[i | W] = __builtin_shuffle(a, b, high);
+  }
+}
+REGATHER_INLINE void transpose(F (&x)[kLanes]) {
+  exchange_blocks<1>(x);
+  exchange_blocks<2>(x);
+  if constexpr (kLanes > 4) exchange_blocks<4>(x);
+  if constexpr (kLanes > 8) exchange_blocks<8>(x);
+}
+
 // Panels of the transpose: panel p holds rows [p kNr, (p+1) kNr) of `from` as columns, depth `cols`.
 void pack_transposed(float* to, const float* from, Size stride, Size rows, Size cols, float factor) {
-  for (Size p = 0; p * kNr < rows; ++p) {
-    const Size width = smaller(kNr, rows - p * kNr);
-    float* panel = to + p * kNr * cols;
-    for (Size c = 0; c < cols; ++c)
-      for (Size r = 0; r < kNr; ++r) panel[c * kNr + r] = r < width ? from[(p * kNr + r) * stride + c] * factor : 0.0F;
-  }
+  for (Size row = 0; row < round_up(rows, kNr); row += kLanes)
+    for (Size col = 0; col < cols; col += kLanes) {
+      const Size width = smaller(kLanes, cols - col);
+      F x[kLanes];
+      for (int r = 0; r < kLanes; ++r) {
+        const float* p = from + (row + r) * stride + col;
+        x[r] = row + r >= rows ? F{} : (width == kLanes ? load(p) : load_first(p, width)) * factor;
+      }
+      transpose(x);
+      float* panel = to + row / kNr * kNr * cols + row % kNr;
+      for (int c = 0; c < kLanes; ++c)
+        if (c < width) store(panel + (col + c) * kNr, x[c]);
+    }
 }
 void unpack_panels(float* to, Size stride, const float* from, Size capacity, Size rows, Size cols, float factor) {
   for (Size p = 0; p * kNr < cols; ++p) {
@@ -138,11 +169,11 @@ REGATHER_INLINE float softmax_row(float* s, Size width, Size end, float& maximum
   if (m > maximum) maximum = m;
   F sum0{};
   for (Size k = 0; k < j; k += kLanes) {
-    const F p = exp2(load(s + k) - maximum);
+    const F p = exp2_below_one(load(s + k) - maximum);
     sum0 += p;
     store(s + k, factors ? p * load(factors + k) : p);
   }
-  const float rescale = maximum == before ? 1.0F : exp2(splat(before - maximum))[0];
+  const float rescale = maximum == before ? 1.0F : exp2_below_one(splat(before - maximum))[0];
   total = total * rescale + sum(sum0);
   return rescale;
 }
@@ -202,7 +233,7 @@ REGATHER_INLINE void gradient_block(const AttentionShape& shape, const BackwardH
   const bool masked = diagonal && r < c + kNr - 1;
   for (int i = 0; i < kMr; ++i)
     for (int n = 0; n < kNv; ++n) {
-      F x = exp2(b.c[i][n] - h.lse[row + i]);
+      F x = exp2_below_one(b.c[i][n] - h.lse[row + i]);
       if (masked) x = iota(c + n * kLanes) <= static_cast<float>(r + i) ? x : F{};
       store(p + i * kTile + n * kLanes, x);
     }

@@ -8,21 +8,6 @@ typedef std::uint32_t Bits __attribute__((vector_size(4 * kLanes)));
 typedef float Half __attribute__((vector_size(2 * kLanes), aligned(4), may_alias));  // half a vector: kLanes / 2 floats
 typedef double Wide __attribute__((vector_size(4 * kLanes)));                        // the same many doubles
 
-REGATHER_INLINE F square_root(F x) {
-#if defined(__AVX512F__)
-  return __builtin_ia32_sqrtps512_mask(x, F{}, static_cast<unsigned short>(-1),
-                                       4);  // 4: the current rounding direction
-#elif defined(__AVX2__)
-  return __builtin_ia32_sqrtps256(x);
-#elif defined(__SSE2__)
-  return __builtin_ia32_sqrtps(x);
-#else
-  F y{};
-  for (int i = 0; i < kLanes; ++i) y[i] = __builtin_sqrtf(x[i]);
-  return y;
-#endif
-}
-
 struct Moved {
   F p, m, v;
 };

@@ -34,17 +34,17 @@ REGATHER_INLINE void random_words(std::uint32_t* out, const std::uint32_t (&key)
   U c0 = counter & kLow, c1 = counter >> 32;
   U c2 = U{} + (sequence & kLow), c3 = U{} + (sequence >> 32);
   std::uint32_t k0 = key[0], k1 = key[1];
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < 10; ++round) {  // what is above the low halves does no harm: products do not read it
     const U a = low_product(c0, U{} + std::uint64_t{0xD2511F53U}),
             b = low_product(c2, U{} + std::uint64_t{0xCD9E8D57U});
     c0 = (b >> 32) ^ c1 ^ std::uint64_t{k0};
     c2 = (a >> 32) ^ c3 ^ std::uint64_t{k1};
-    c1 = b & kLow;
-    c3 = a & kLow;
+    c1 = b;
+    c3 = a;
     k0 += 0x9E3779B9U;
     k1 += 0xBB67AE85U;
   }
-  const U low = c0 | (c1 << 32), high = c2 | (c3 << 32);
+  const U low = (c0 & kLow) | (c1 << 32), high = (c2 & kLow) | (c3 << 32);
   for (int i = 0; i < kQuads; ++i) {
     const std::uint64_t pair[2] = {low[i], high[i]};
     __builtin_memcpy(out + 4 * i, pair, 16);

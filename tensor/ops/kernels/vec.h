@@ -61,8 +61,28 @@ REGATHER_INLINE void for_each_vector(Size n, Fn f) {
   }
 }
 
+// max and min: b if one of them is NaN. The compiler does not always see these instructions in a comparison.
+#if defined(__AVX512F__)
+REGATHER_INLINE F max(F a, F b) { return __builtin_ia32_maxps512_mask(a, b, F{}, -1, 4); }
+REGATHER_INLINE F min(F a, F b) { return __builtin_ia32_minps512_mask(a, b, F{}, -1, 4); }
+REGATHER_INLINE F square_root(F x) { return __builtin_ia32_sqrtps512_mask(x, F{}, -1, 4); }  // 4: round as usual
+#elif defined(__AVX2__)
+REGATHER_INLINE F max(F a, F b) { return __builtin_ia32_maxps256(a, b); }
+REGATHER_INLINE F min(F a, F b) { return __builtin_ia32_minps256(a, b); }
+REGATHER_INLINE F square_root(F x) { return __builtin_ia32_sqrtps256(x); }
+#elif defined(__SSE2__)
+REGATHER_INLINE F max(F a, F b) { return __builtin_ia32_maxps(a, b); }
+REGATHER_INLINE F min(F a, F b) { return __builtin_ia32_minps(a, b); }
+REGATHER_INLINE F square_root(F x) { return __builtin_ia32_sqrtps(x); }
+#else
 REGATHER_INLINE F max(F a, F b) { return a > b ? a : b; }
 REGATHER_INLINE F min(F a, F b) { return a < b ? a : b; }
+REGATHER_INLINE F square_root(F x) {
+  F y{};
+  for (int i = 0; i < kLanes; ++i) y[i] = __builtin_sqrtf(x[i]);
+  return y;
+}
+#endif
 
 template <int W>
 REGATHER_INLINE F exchange(F v) {
@@ -92,11 +112,10 @@ REGATHER_INLINE F power_of_two(F rounded_plus_magic) {
   return reinterpret_cast<F>((reinterpret_cast<I>(rounded_plus_magic) + 127) << 23);
 }
 
-// 2^x, relative error below 2e-7; exactly 0 below 2^-126 (so -inf masks), NaN stays NaN.
-REGATHER_INLINE F exp2(F x) {
-  const F clamped = x > 127.0F ? splat(127.0F) : x;
-  const F z = clamped + kRound;
-  const F f = clamped - (z - kRound);
+// 2^x for x <= 1, relative error below 2e-7; exactly 0 below 2^-126 (so -inf masks), NaN stays NaN.
+REGATHER_INLINE F exp2_below_one(F x) {
+  const F z = x + kRound;
+  const F f = x - (z - kRound);
   F p = splat(1.535336188319500e-4F);
   p = p * f + 1.339887440266574e-3F;
   p = p * f + 9.618437357674640e-3F;
@@ -107,9 +126,9 @@ REGATHER_INLINE F exp2(F x) {
   return x < -126.0F ? F{} : p * power_of_two(z);
 }
 
-// e^x, relative error below 2e-7; 0 below -87.3, infinite above 88.
+// e^x, relative error below 2e-7 up to 88.3, infinite above; not less than e^-87.3; NaN stays NaN.
 REGATHER_INLINE F exp(F x) {
-  const F clamped = x > 88.0F ? splat(88.0F) : x;
+  const F clamped = min(splat(89.0F), max(splat(-87.3F), x));
   const F z = clamped * 1.44269504088896341F + kRound;
   const F n = z - kRound;
   const F r = (clamped - n * 0.693359375F) + n * 2.12194440e-4F;
@@ -120,8 +139,7 @@ REGATHER_INLINE F exp(F x) {
   p = p * r + 1.6666665459e-1F;
   p = p * r + 5.0000001201e-1F;
   p = p * (r * r) + r + 1.0F;
-  const F y = x < -87.3F ? F{} : p * power_of_two(z);
-  return x > 88.0F ? splat(__builtin_inff()) : y;
+  return p * power_of_two(z);
 }
 REGATHER_INLINE F sigmoid(F x) { return 1.0F / (1.0F + exp(-x)); }
 

@@ -27,7 +27,8 @@ OpCase loss_case(std::string name, std::int64_t batch, std::int64_t tokens, std:
                   losses.push_back(a[1][i] < 0 ? 0 : std::log(total) - chosen);
                 }
                 return losses;
-              }};
+              },
+          .splits_products = vocab > 4096};
 }
 
 INSTANTIATE_TEST_SUITE_P(LinearCrossEntropy, OpCases,

@@ -1,6 +1,7 @@
 // One description of an operation gives all its tests: equal to a plain reference in double, gradients equal to finite
-// differences of that reference, the same bits when run again, rerun, or run in differently aligned memory, the same
-// gradients when others are frozen. A file instantiates OpCases with its cases; op_case_test.cpp holds the tests.
+// differences of that reference, the same bits when run again, rerun, run in differently aligned memory or by more
+// threads, the same gradients when others are frozen. A file instantiates OpCases with its cases; op_case_test.cpp
+// holds the tests.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -28,8 +29,9 @@ struct OpCase {
   std::function<Tensor(Run&, const Activations&)> apply{};
   // The first output, from inputs (int32 ones as they are, in double) and parameters.
   std::function<Doubles(const std::vector<Doubles>& in, const std::vector<Doubles>& params)> reference{};
-  double tolerance = 1e-5;  // relative to the largest element of the tensor
-  int coordinates = 60;     // of each tensor that are differentiated alone; and two directions through all of them
+  double tolerance = 1e-5;       // relative to the largest element of the tensor
+  bool splits_products = false;  // the library splits a sum this long over its threads, and so orders it differently
+  int coordinates = 60;          // of each tensor that are differentiated alone; and two directions through all of them
 };
 inline void PrintTo(const OpCase& c, std::ostream* to) { *to << c.name; }
 

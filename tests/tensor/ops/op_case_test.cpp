@@ -1,5 +1,7 @@
 #include "tests/tensor/ops/op_case.h"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -256,6 +258,18 @@ TEST_P(OpCases, gives_the_same_bits_wherever_its_memory_is) {
     EXPECT_TRUE(aligned ==
                 run(c, {.param_offset = offset, .gradient_offset = 16 - offset, .shift_bytes = 4 * offset + 4096}))
         << "parameters " << offset << " floats off";
+}
+
+TEST_P(OpCases, gives_the_same_bits_with_any_number_of_threads) {
+  if (GetParam().splits_products) GTEST_SKIP() << "a product is split over threads";
+  const int before = omp_get_max_threads();
+  omp_set_num_threads(1);
+  const Result one = run(GetParam());
+  for (int threads : {2, 3}) {
+    omp_set_num_threads(threads);
+    EXPECT_TRUE(one == run(GetParam())) << threads << " threads";
+  }
+  omp_set_num_threads(before);
 }
 
 TEST_P(OpCases, gives_the_same_gradients_when_others_are_not_wanted) {
