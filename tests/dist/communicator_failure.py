@@ -140,13 +140,14 @@ def main():
         different_configurations_are_refused_at_the_start, a_termination_signal_to_all_ranks_lets_the_step_end, a_late_rank_is_waited_for,
     ]
     failures = 0
+    limit = LIMIT_SECONDS + Run("none", 4).seconds  # what starting and ending four ranks takes on this machine, now
     for test in tests:
         steps = test()
         run = next(steps)
         try:
             for _ in steps:
                 pass
-            assert run.seconds < LIMIT_SECONDS, f"took {run.seconds:.1f} s"
+            assert run.seconds < limit, f"took {run.seconds:.1f} s"
             print(f"ok: {steps.__name__} ({run.seconds:.1f} s)", flush=True)
         except AssertionError as error:
             failures += 1
