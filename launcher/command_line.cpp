@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "dist/communicator.h"
+#include "launcher/compare.h"
 #include "launcher/config.h"
 #include "launcher/config_value.h"
 #include "launcher/progress.h"
@@ -20,7 +21,7 @@ namespace regather {
 namespace {
 
 // Commands that other builds have; refused by name, so that a typo is told apart from what is missing.
-constexpr std::array<std::string_view, 9> kNotInThisBuild = {"compare", "fit",      "plan",   "export", "import",
+constexpr std::array<std::string_view, 8> kNotInThisBuild = {"fit",     "plan",     "export", "import",
                                                              "inspect", "tokenize", "sample", "report"};
 
 constexpr std::string_view kHelp =
@@ -28,6 +29,8 @@ constexpr std::string_view kHelp =
 
   regather train CONFIG [--set a.b=v]... [--overwrite] [--json FILE]
                           trains; every process of mpirun or srun is a rank
+  regather compare CONFIG [--set a.b=v]... [--policies a,b] [--steps N] [--rounds N] [--overwrite] [--json FILE]
+                          trains briefly under several checkpoint policies: memory, speed, communication, numbers
   regather check CONFIG [--set a.b=v]... [--json FILE]
                           validates, prints the effective configuration
   regather help [KEY]     what can be configured, or one key or section
@@ -39,16 +42,18 @@ CONFIG is a YAML file; configs/quickstart.yaml is one to begin with:
 
   --set a.b=v     replaces one key of the file, e.g. --set train.steps=10; may be repeated
   --overwrite     replaces the files of an earlier run in the output folder
-  --json FILE     train: a copy of summary.json; check: the effective configuration
+  --policies a,b  compare: which (none, full, every_n_layers, segments); --steps, --rounds: how long each is measured
+  --json FILE     train, compare: a copy of summary.json, compare.json; check: the effective configuration
 
 Exit codes: 0 done, 1 failed while running, 2 bad usage or configuration, 3 out of memory, 4 a peer vanished.
 )";
 
 struct Arguments {
-  enum class Command { Help, Version, Train, Check, HelpOnKey, Markdown } command = Command::Help;
+  enum class Command { Help, Version, Train, Compare, Check, HelpOnKey, Markdown } command = Command::Help;
   std::string config, key;
   std::vector<std::string> sets;
   TrainOptions train;
+  CompareOptions compare;
 };
 
 std::optional<int> whole(const char* text) {
@@ -66,10 +71,10 @@ void refuse_unknown_command(int argc, char** argv) {
     if (command == missing)
       throw UsageError(fmt::format("{}: not available in this build; see regather --help", command));
   }
-  const std::vector<std::string> known = {"train", "check", "help"};
+  const std::vector<std::string> known = {"train", "compare", "check", "help"};
   if (std::find(known.begin(), known.end(), command) != known.end()) return;
   const std::string near = nearest(command, known);
-  throw UsageError(fmt::format("{}: unknown command; allowed: train, check, help{}", command,
+  throw UsageError(fmt::format("{}: unknown command; allowed: train, compare, check, help{}", command,
                                near.empty() ? "" : fmt::format("; did you mean {}?", near)));
 }
 
@@ -82,17 +87,21 @@ Arguments parse_arguments(int argc, char** argv) {
   app.add_flag("-h,--help", help);
   app.add_flag("--version", version);
   CLI::App* train = app.add_subcommand("train");
+  CLI::App* compare = app.add_subcommand("compare");
   CLI::App* check = app.add_subcommand("check");
   CLI::App* on_key = app.add_subcommand("help");
-  for (CLI::App* command : {train, check}) {
+  for (CLI::App* command : {train, compare, check}) {
     command->set_help_flag();
     command->add_flag("-h,--help", help);
     command->add_option("CONFIG", arguments.config);
     command->add_option("--set", arguments.sets)->allow_extra_args(false);
     command->add_option("--json", arguments.train.json_file);
   }
-  train->add_flag("--overwrite", arguments.train.overwrite);
+  for (CLI::App* command : {train, compare}) command->add_flag("--overwrite", arguments.train.overwrite);
   train->add_flag("--profile", profile);
+  compare->add_option("--policies", arguments.compare.policies)->delimiter(',')->allow_extra_args(false);
+  compare->add_option("--steps", arguments.compare.steps)->check(CLI::Range(1, 1'000'000));
+  compare->add_option("--rounds", arguments.compare.rounds)->check(CLI::Range(1, 1'000));
   on_key->set_help_flag();
   on_key->add_flag("-h,--help", help);
   on_key->add_option("KEY", arguments.key);
@@ -110,7 +119,7 @@ Arguments parse_arguments(int argc, char** argv) {
   } else if (on_key->parsed()) {
     arguments.command = markdown ? Command::Markdown : Command::HelpOnKey;
   } else {
-    arguments.command = train->parsed() ? Command::Train : Command::Check;
+    arguments.command = train->parsed() ? Command::Train : compare->parsed() ? Command::Compare : Command::Check;
     if (arguments.config.empty()) throw UsageError("CONFIG is missing: the YAML file of the run; see regather --help");
   }
   return arguments;
@@ -147,10 +156,11 @@ std::string check_config(const Arguments& arguments, const LaunchPlace& place, c
       describe_checkpointing(config), describe_reduce(config, parameters, ranks), to_yaml(config));
 }
 
-// Everything before training, which is all there is to the other commands; what to train, if that was asked for.
+// Everything before the ranks run, which is all there is to the other commands; what to run, if that was asked for.
 struct Training {
   Config config;
   TrainOptions options;
+  std::optional<CompareOptions> compare{};  // then the policies are compared instead
 };
 std::optional<Training> prepare(int argc, char** argv, const LaunchPlace& place, const ModelRegistry& models) {
   const Arguments arguments = parse_arguments(argc, argv);
@@ -161,10 +171,16 @@ std::optional<Training> prepare(int argc, char** argv, const LaunchPlace& place,
     case Arguments::Command::HelpOnKey: text = help_on(arguments.key, models); break;
     case Arguments::Command::Markdown: text = configuration_markdown(); break;
     case Arguments::Command::Check: text = check_config(arguments, place, models); break;
+    case Arguments::Command::Compare:
     case Arguments::Command::Train: {
       Config config = load_config(arguments.config, arguments.sets, models);
       check_place(config, place);
-      return Training{std::move(config), arguments.train};
+      if (arguments.command == Arguments::Command::Train) return Training{std::move(config), arguments.train};
+      CompareOptions options = arguments.compare;
+      options.name = arguments.config;
+      options.json_file = arguments.train.json_file;
+      options.overwrite = arguments.train.overwrite;
+      return Training{std::move(config), arguments.train, options};
     }
   }
   if (place.rank == 0) {
@@ -231,7 +247,9 @@ int run_command_line(int argc, char** argv, const LaunchPlace& place,
     return failed(Error(e.what()));
   }
   try {
-    return train ? run_training(train->config, train->options, report) : 0;
+    if (!train) return 0;
+    if (train->compare) return run_compare(train->config, *train->compare, report);
+    return run_training(train->config, train->options, report);
   } catch (const Error& e) {  // before there was a communicator: MPI could not be started
     report(e, ErrorOrigin::Here, place);
     return static_cast<int>(e.code());

@@ -1,12 +1,11 @@
 #include "launcher/training_run.h"
 
 #include <omp.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "launcher/machine.h"
 #include "tensor/ops/kernels.h"
 
 namespace regather {
@@ -20,23 +19,6 @@ std::vector<std::int64_t> largest_over_ranks(Communicator& comm, const std::vect
     for (std::size_t i = 0; i < largest.size(); ++i) largest[i] = std::max(largest[i], of_rank.at(i));
   }
   return largest;
-}
-
-DataOptions data_options(const Config& config, const BatchGrid& grid) {
-  DataOptions options;
-  for (const std::string& file : config.data.files) options.files.emplace_back(file);
-  options.sequence = config.data.sequence;
-  options.seed = static_cast<std::uint64_t>(config.train.seed);
-  // Counted in steps, so that ranks and micro-batches of one global batch train and evaluate on the same windows.
-  options.held_out = config.data.held_out;
-  if (config.eval.every > 0) options.evaluation = config.eval.batches * grid.sequences_per_step();
-  return options;
-}
-
-std::string host_name() {
-  char name[256] = "";
-  gethostname(name, sizeof(name) - 1);
-  return name;
 }
 
 }  // namespace
@@ -61,6 +43,17 @@ void require_same_on_all_ranks(Communicator& comm, const std::string& mine, std:
 
 BatchGrid batch_grid(const Config& config, int world) {
   return {.ranks = world, .micro_batch = config.train.micro_batch, .accumulation = config.train.accumulation};
+}
+
+DataOptions data_options(const Config& config, const BatchGrid& grid) {
+  DataOptions options;
+  for (const std::string& file : config.data.files) options.files.emplace_back(file);
+  options.sequence = config.data.sequence;
+  options.seed = static_cast<std::uint64_t>(config.train.seed);
+  // Counted in steps, so that ranks and micro-batches of one global batch train and evaluate on the same windows.
+  options.held_out = config.data.held_out;
+  if (config.eval.every > 0) options.evaluation = config.eval.batches * grid.sequences_per_step();
+  return options;
 }
 
 TrainerOptions trainer_options(const Config& config) {

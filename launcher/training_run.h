@@ -18,6 +18,7 @@ namespace regather {
 
 TrainerOptions trainer_options(const Config& config);
 BatchGrid batch_grid(const Config& config, int world);
+DataOptions data_options(const Config& config, const BatchGrid& grid);
 
 // What one step needs on this rank, by running it without storage.
 struct MemoryForecast {

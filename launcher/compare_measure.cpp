@@ -1,0 +1,382 @@
+#include "launcher/compare_measure.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "launcher/config_value.h"
+#include "launcher/machine.h"
+
+namespace regather {
+namespace {
+
+using Json = nlohmann::json;
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double median(std::vector<double> values) { return summarize_seconds(values).median; }
+
+double half_range(const std::vector<double>& values) {
+  const SecondsSummary s = summarize_seconds(values);
+  return s.median > 0 ? (s.max - s.min) / 2 / s.median : 0;
+}
+
+// Infinite if one of them is not a number and the other one differs.
+double difference(double a, double b) {
+  if (std::memcmp(&a, &b, sizeof a) == 0) return 0;
+  const double d = std::abs(a - b);
+  return std::isfinite(d) ? d : std::numeric_limits<double>::infinity();
+}
+// JSON has no infinity.
+Json spelled(double value) { return std::isfinite(value) ? Json(value) : Json("infinite"); }
+double number(const Json& json) {
+  return json.is_number() ? json.get<double>() : std::numeric_limits<double>::infinity();
+}
+
+// "10.8 M"
+std::string human_count(std::int64_t n) {
+  const auto value = static_cast<double>(n);
+  if (n >= 1'000'000'000) return fmt::format("{:.1f} G", value / 1e9);
+  if (n >= 1'000'000) return fmt::format("{:.1f} M", value / 1e6);
+  return n >= 1'000 ? fmt::format("{:.1f} k", value / 1e3) : fmt::format("{}", n);
+}
+
+Json to_json(const MemoryPeak& peak) { return {peak.total, peak.at_peak, peak.peak_of}; }
+MemoryPeak peak_from(const Json& json) {
+  return {json.at(0).get<std::int64_t>(), json.at(1).get<BytesByTag>(), json.at(2).get<BytesByTag>()};
+}
+
+// Of the rank whose peak is largest; each kind's own peak is the largest over the ranks.
+void combine(MemoryPeak& all, const MemoryPeak& one) {
+  if (one.total > all.total) {
+    all.total = one.total;
+    all.at_peak = one.at_peak;
+  }
+  for (std::size_t t = 0; t < kNumTags; ++t) all.peak_of[t] = std::max(all.peak_of[t], one.peak_of[t]);
+}
+
+// Adds one round of a policy, as all ranks measured it.
+void combine_ranks(PolicyResult& result, const std::vector<std::string>& of_ranks) {
+  std::vector<double> slowest;
+  for (const std::string& text : of_ranks) {
+    const Json of_rank = Json::parse(text);
+    combine(result.measured, peak_from(of_rank.at("peak")));
+    result.resident_growth = std::max(result.resident_growth, of_rank.at("resident").get<std::int64_t>());
+    const auto seconds = of_rank.at("seconds").get<std::vector<double>>();
+    slowest.resize(seconds.size(), 0.0);
+    for (std::size_t i = 0; i < slowest.size(); ++i) slowest[i] = std::max(slowest[i], seconds[i]);
+    for (const auto& line : of_rank.at("differs").get<std::vector<std::string>>())
+      if (std::ranges::find(result.communication_differs, line) == result.communication_differs.end())
+        result.communication_differs.push_back(line);
+    result.identical = result.identical && of_rank.at("identical").get<bool>();
+    result.loss_difference = std::max(result.loss_difference, number(of_rank.at("loss")));
+    result.gradient_difference = std::max(result.gradient_difference, number(of_rank.at("gradient")));
+  }
+  result.step_seconds.push_back(median(slowest));
+  result.spread = half_range(slowest);  // of the only round; else see conclude()
+}
+
+void conclude(Comparison& comparison) {
+  for (PolicyResult& p : comparison.policies) {
+    if (!p.ran()) continue;
+    const PolicyResult& reference = comparison.policies[static_cast<std::size_t>(comparison.reference)];
+    p.seconds = median(p.step_seconds);
+    p.tokens_per_second = p.seconds > 0 ? static_cast<double>(p.tokens) / p.seconds : 0;
+    if (p.step_seconds.size() > 1) p.spread = half_range(p.step_seconds);
+    std::vector<double> ratios;
+    for (std::size_t r = 0; r < p.step_seconds.size(); ++r)
+      if (reference.step_seconds[r] > 0) ratios.push_back(p.step_seconds[r] / reference.step_seconds[r]);
+    p.slowdown = ratios.empty() ? 1 : median(ratios);
+  }
+}
+
+// While it lives, what the device allocates and releases is recorded together with the time.
+class TimelineRecorder {
+ public:
+  TimelineRecorder(Device& device, Trace& trace)
+      : device_(device), trace_(trace), before_(device.between_ops), begin_(now()), live_(device.memory.live_by_tag()) {
+    device_.memory.log = &events_;
+    trace_.timed = true;
+    device_.between_ops = [this] {
+      marks_.push_back({now(), events_.size()});
+      if (before_) before_();
+    };
+  }
+  ~TimelineRecorder() {
+    device_.memory.log = nullptr;
+    device_.between_ops = before_;
+    trace_.timed = false;
+    trace_.spans.clear();
+  }
+  TimelineRecorder(const TimelineRecorder&) = delete;
+  TimelineRecorder& operator=(const TimelineRecorder&) = delete;
+
+  // The time of an allocation between two operations is its place among those between them.
+  MemoryTimeline timeline(bool phases) {
+    MemoryTimeline timeline;
+    marks_.push_back({now(), events_.size()});
+    timeline.seconds = marks_.back().time - begin_;
+    Mark last{begin_, 0};
+    BytesByTag live = live_;
+    timeline.points.push_back({0, live});
+    for (const Mark& mark : marks_) {
+      const double step = (mark.time - last.time) / static_cast<double>(mark.event - last.event + 1);
+      for (std::size_t e = last.event; e < mark.event; ++e) {
+        live[index(events_[e].tag)] += events_[e].bytes;
+        timeline.points.push_back({last.time - begin_ + step * static_cast<double>(e - last.event + 1), live});
+      }
+      last = mark;
+    }
+    for (const Trace::Span& span : trace_.spans) {
+      if (!phases || span.kind != Trace::Kind::Backward) continue;
+      if (timeline.backward_begin == 0) timeline.backward_begin = span.begin - begin_;
+      timeline.update_begin = span.begin + span.seconds - begin_;
+    }
+    return timeline;
+  }
+
+ private:
+  struct Mark {
+    double time;
+    std::size_t event;
+  };
+  Device& device_;
+  Trace& trace_;
+  std::function<void()> before_;
+  double begin_;
+  BytesByTag live_;
+  std::vector<Allocator::Event> events_;
+  std::vector<Mark> marks_;
+};
+
+}  // namespace
+
+struct PolicyMeasurement::Attempt {
+  Attempt(const Model& model, const Config& config, Communicator& comm)
+      : device(Allocator::Mode::Real, config.memory.limit), trainer(model, device, comm, options(config)) {
+    if (comm.size() > 1) device.between_ops = [&comm] { comm.progress(); };
+  }
+  static TrainerOptions options(const Config& config) {
+    TrainerOptions options = trainer_options(config);
+    options.audit = TrainerOptions::Audit::Warn;  // a difference is a line of the table
+    return options;
+  }
+  CpuDevice device;
+  Trainer trainer;
+};
+
+struct PolicyMeasurement::Differences {
+  bool identical = true;
+  double loss = 0, gradient = 0;
+};
+
+PolicyMeasurement::PolicyMeasurement(const Config& config, const CompareOptions& options, Communicator& comm, Say say)
+    : config_(config),
+      options_(options),
+      comm_(comm),
+      say_(std::move(say)),
+      grid_(batch_grid(config, comm.size())),
+      model_(make_model(config.model)),
+      data_(data_options(config, grid_)) {
+  comm.set_where("start");
+  check_against_world(config, comm.size());
+  require_same_on_all_ranks(comm, to_json(config), "configurations");
+  require_same_on_all_ranks(
+      comm, Json{{"data", {{"tokens", data_.num_tokens()}, {"hash", data_.fingerprint()}}}}.dump(), "data");
+  omp_set_num_threads(static_cast<int>(config.threads));
+}
+
+PolicyMeasurement::~PolicyMeasurement() = default;
+
+std::vector<Batch> PolicyMeasurement::batches(std::int64_t step) {
+  std::vector<Batch> out;
+  for (std::int64_t m = 0; m < grid_.accumulation; ++m)
+    out.push_back(data_.batch(attempt_->device.memory, grid_, comm_.rank(), step, m));
+  return out;
+}
+
+// A policy that will not fit is refused before it runs, by the same decision on every rank.
+void PolicyMeasurement::plan(PolicyResult& result, const Config& config) {
+  const MemoryForecast forecast = forecast_memory(config, model_, comm_.rank(), comm_.size());
+  const Json mine = {host_name(), available_memory(),
+                     to_json(MemoryPeak{forecast.peak, forecast.at_peak, forecast.peak_of})};
+  std::map<std::string, std::int64_t> needs, available;
+  for (const std::string& text : comm_.exchange(mine.dump())) {
+    const Json of_rank = Json::parse(text);
+    const MemoryPeak peak = peak_from(of_rank.at(2));
+    combine(result.planned, peak);
+    needs[of_rank.at(0)] += peak.total;
+    available[of_rank.at(0)] = of_rank.at(1);
+  }
+  if (config.memory.limit > 0 && result.planned.total > config.memory.limit) {
+    result.refused = fmt::format("does not fit: it needs {} of the {} that memory.limit allows",
+                                 human_bytes(result.planned.total), human_bytes(config.memory.limit));
+    return;
+  }
+  for (const auto& [host, bytes] : needs)
+    if (available[host] > 0 && bytes > available[host])
+      result.refused = fmt::format("does not fit: its ranks on {} need {} of the {} that are available", host,
+                                   human_bytes(bytes), human_bytes(available[host]));
+}
+
+void PolicyMeasurement::compare_losses(const std::vector<double>& losses, Differences& differences) {
+  if (reference_losses_.empty()) reference_losses_ = losses;
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    const double reference = reference_losses_.at(i);
+    differences.identical = differences.identical && std::memcmp(&losses[i], &reference, sizeof reference) == 0;
+    differences.loss = std::max(differences.loss, difference(losses[i], reference));
+  }
+}
+
+// Called after the first step: gradients stay in the units until the next one begins.
+void PolicyMeasurement::compare_gradients(Differences& differences) {
+  std::size_t at = 0;
+  for (const auto& unit : attempt_->trainer.stack().units())
+    for (const ShardUnit::OwnedPiece& piece : unit->normed()) {
+      const auto n = static_cast<std::size_t>(piece.size);
+      if (reference_losses_.empty()) {
+        reference_gradients_.insert(reference_gradients_.end(), piece.gradient, piece.gradient + n);
+        continue;
+      }
+      check(at + n <= reference_gradients_.size(), "a rank holds element {} of the gradient, and did not before",
+            at + n - 1);
+      const float* reference = reference_gradients_.data() + at;
+      at += n;
+      if (std::memcmp(piece.gradient, reference, n * sizeof(float)) == 0) continue;
+      differences.identical = false;
+      for (std::size_t i = 0; i < n; ++i)
+        differences.gradient = std::max(differences.gradient, difference(static_cast<double>(piece.gradient[i]),
+                                                                         static_cast<double>(reference[i])));
+    }
+}
+
+MemoryTimeline PolicyMeasurement::record_a_step() {
+  const auto step = batches(attempt_->trainer.steps_done());
+  TimelineRecorder recorder(attempt_->device, attempt_->trainer.trace());
+  attempt_->trainer.step(step);
+  return recorder.timeline(grid_.accumulation == 1);
+}
+
+void PolicyMeasurement::measure(PolicyResult& result, const Config& config, std::int64_t round) {
+  comm_.barrier({"scalars", Pass::Step});
+  const std::int64_t resident_before = resident_memory().now;
+  reset_peak_resident_memory();
+  attempt_ = std::make_unique<Attempt>(model_, config, comm_);
+
+  StepReport report;
+  Differences differences;
+  std::vector<double> seconds, losses;
+  std::vector<std::string> differs;
+  for (std::int64_t step = 0; step <= options_.steps; ++step) {
+    report = attempt_->trainer.step(batches(step));
+    losses.push_back(report.loss);
+    differs.insert(differs.end(), report.audit.begin(), report.audit.end());
+    if (step > 0) seconds.push_back(report.seconds);
+    if (step == 0 && round == 0) compare_gradients(differences);
+  }
+  const Allocator& memory = attempt_->device.memory;
+  const Json mine{{"peak", to_json(MemoryPeak{memory.peak_total(), memory.at_peak(), memory.peak_by_tag()})},
+                  {"resident", resident_memory().peak - resident_before},
+                  {"seconds", seconds},
+                  {"differs", differs}};
+  if (round == 0) {
+    compare_losses(losses, differences);
+    result.tokens = report.tokens;
+    result.loss = losses.front();
+    result.collectives = report.collectives;
+    result.forward_flops = report.forward_flops;
+    result.recomputed_flops = report.recomputed_flops;
+    result.timeline = record_a_step();
+  }
+  Json all = mine;
+  all["identical"] = differences.identical;
+  all["loss"] = spelled(differences.loss);
+  all["gradient"] = spelled(differences.gradient);
+  combine_ranks(result, comm_.exchange(all.dump()));
+  attempt_.reset();
+}
+
+Comparison PolicyMeasurement::begin() const {
+  Comparison c;
+  c.name = options_.name;
+  c.configuration = to_json(config_);
+  c.world = comm_.size();
+  c.steps = options_.steps;
+  c.rounds = options_.rounds;
+  c.memory_limit = config_.memory.limit;
+  c.sharded = config_.sharding.strategy == ShardingConfig::Strategy::Full;
+  c.resident_slots = config_.sharding.resident_slots;
+  c.model = fmt::format("{}, {} layers, hidden {}, {} parameters", config_.model.type, config_.model.layers,
+                        config_.model.hidden, human_count(model_.num_parameters()));
+  c.batch = fmt::format("micro_batch {}{}, sequence {}", grid_.micro_batch,
+                        grid_.accumulation > 1 ? fmt::format(" x {}", grid_.accumulation) : "", config_.data.sequence);
+  return c;
+}
+
+Comparison PolicyMeasurement::run() {
+  Comparison comparison = begin();
+  std::vector<Config> configs;
+  for (const std::string& policy : options_.policies.empty() ? default_policies(config_) : options_.policies) {
+    configs.push_back(with_policy(config_, policy));
+    PolicyResult& result = comparison.policies.emplace_back();
+    result.policy = policy;
+    result.detail = describe_checkpointing(configs.back());
+    plan(result, configs.back());
+  }
+  std::vector<std::size_t> order;  // what runs; first what the others are compared with
+  for (std::size_t i = 0; i < configs.size(); ++i)
+    if (comparison.policies[i].ran())
+      order.insert(comparison.policies[i].policy == "none" ? order.begin() : order.end(), i);
+  if (order.empty()) return comparison;
+  comparison.reference = static_cast<int>(order.front());
+  for (std::int64_t round = 0; round < options_.rounds; ++round)
+    for (const std::size_t i : order) {
+      PolicyResult& result = comparison.policies[i];
+      with_context([&] { return "policy " + result.policy; }, [&] { measure(result, configs[i], round); });
+      say_(fmt::format("round {}/{}  {:<16} {:.3f} s a step, {} at the peak", round + 1, options_.rounds, result.policy,
+                       result.step_seconds.back(), human_bytes(result.measured.total)));
+    }
+  conclude(comparison);
+  return comparison;
+}
+
+std::string policy_of(const Config& config) {
+  Config copy = config;
+  Keys keys = keys_of(copy);
+  const Key& key = *keys.find("activation_checkpointing.policy");
+  return key.options[std::get<ChoiceTarget>(key.target).get()].name;
+}
+
+Config with_policy(const Config& config, const std::string& policy) {
+  Config copy = config;
+  Keys keys = keys_of(copy);
+  const Key& key = *keys.find("activation_checkpointing.policy");
+  std::vector<std::string> available;
+  for (std::size_t i = 0; i < key.options.size(); ++i) {
+    if (!key.options[i].available) continue;
+    available.push_back(key.options[i].name);
+    if (key.options[i].name == policy) std::get<ChoiceTarget>(key.target).set(i);
+  }
+  if (std::ranges::find(available, policy) == available.end()) {
+    const std::string near = nearest(policy, available);
+    throw UsageError(fmt::format("--policies: value '{}' is not a policy; allowed: {}{}", policy,
+                                 fmt::join(available, ", "), near.empty() ? "" : "; did you mean " + near + "?"));
+  }
+  with_context([&] { return "--policies " + policy; }, [&] { validate(copy); });
+  return copy;
+}
+
+std::vector<std::string> default_policies(const Config& config) {
+  std::vector<std::string> policies = {"none", "full", "every_n_layers", "segments"};
+  const std::string own = policy_of(config);
+  if (std::ranges::find(policies, own) == policies.end()) policies.push_back(own);
+  return policies;
+}
+
+}  // namespace regather

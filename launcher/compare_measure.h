@@ -1,0 +1,47 @@
+// One rank's part of a comparison: runs each policy by turns and combines what the ranks measured. Collective; every
+// rank gets the same Comparison but for the timeline, which is its own. Invariant: what collectives may still use after
+// an error lives as long as this object. It writes nothing.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "launcher/compare.h"
+#include "launcher/comparison.h"
+#include "launcher/training_run.h"
+
+namespace regather {
+
+class PolicyMeasurement {
+ public:
+  using Say = std::function<void(std::string_view)>;  // a line of progress
+  PolicyMeasurement(const Config& config, const CompareOptions& options, Communicator& comm, Say say);
+  ~PolicyMeasurement();
+  Comparison run();
+
+ private:
+  struct Attempt;      // a fresh device and model in training
+  struct Differences;  // to the first policy that ran
+
+  Comparison begin() const;
+  void plan(PolicyResult& result, const Config& config);
+  void measure(PolicyResult& result, const Config& config, std::int64_t round);
+  std::vector<Batch> batches(std::int64_t step);
+  void compare_gradients(Differences& differences);
+  void compare_losses(const std::vector<double>& losses, Differences& differences);
+  MemoryTimeline record_a_step();
+
+  const Config& config_;
+  const CompareOptions& options_;
+  Communicator& comm_;
+  Say say_;
+  BatchGrid grid_;
+  Model model_;
+  Dataset data_;
+  std::unique_ptr<Attempt> attempt_;
+  std::vector<float> reference_gradients_;  // of the elements that this rank holds
+  std::vector<double> reference_losses_;    // empty: this is the first policy that runs
+};
+
+}  // namespace regather

@@ -1,0 +1,12 @@
+// This machine, as the system describes it: its name, and the memory it can still give.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace regather {
+
+std::string host_name();
+// What the machine has available, or what its control group still allows if that is less; 0: not known.
+std::int64_t available_memory();
+
+}  // namespace regather

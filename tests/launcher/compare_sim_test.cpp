@@ -1,0 +1,161 @@
+// Measuring under several policies, with ranks as threads.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+
+#include "launcher/compare_measure.h"
+
+namespace regather::testing {
+namespace {
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "regather_compare_XXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+  }
+  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// A small model on text in `folder`.
+Config small(const TemporaryFolder& folder, const std::string& more = "") {
+  const std::filesystem::path text = folder.path() / "text";
+  std::ofstream stream(text);
+  for (int i = 0; i < 400; ++i) stream << "the " << i * i << "th line\n";
+  stream.close();
+  return parse_config(
+      fmt::format("model: {{layers: 4, hidden: 32, heads: 2, max_sequence: 32}}\ndata: {{files: [{}], sequence: 32}}\n"
+                  "train: {{micro_batch: 2}}\n{}",
+                  text.string(), more),
+      "small.yaml", {});
+}
+
+// Rank 0's comparison; the other ranks' have to agree with it.
+Comparison compare(const Config& config, const CompareOptions& options, int ranks) {
+  Comparison first;
+  std::vector<std::string> refusals(static_cast<std::size_t>(ranks));
+  std::mutex mutex;
+  run_ranks(ranks, {}, [&](Communicator& comm) {
+    const Comparison c = PolicyMeasurement(config, options, comm, [](std::string_view) {}).run();
+    const std::lock_guard lock(mutex);
+    for (const PolicyResult& p : c.policies)
+      refusals[static_cast<std::size_t>(comm.rank())] +=
+          fmt::format("{} {} {} {}\n", p.policy, p.refused, p.measured.total, p.slowdown);
+    if (comm.rank() == 0) first = c;
+  });
+  for (const std::string& of_rank : refusals) EXPECT_EQ(of_rank, refusals[0]);
+  return first;
+}
+
+std::int64_t activations(const PolicyResult& p) { return p.measured.peak_of[index(Tag::Activations)]; }
+
+TEST(Compare, EveryPolicyHasTheSameNumbersAndThePlannedCommunicationAndMemory) {
+  const TemporaryFolder folder;
+  for (const int ranks : {1, 2, 3}) {
+    const Comparison c = compare(small(folder), {.name = "small", .steps = 2, .rounds = 2}, ranks);
+    ASSERT_EQ(c.policies.size(), 4U);
+    EXPECT_EQ(c.reference, 0);
+    EXPECT_TRUE(holds(c));
+    for (const PolicyResult& p : c.policies) {
+      EXPECT_TRUE(p.ran());
+      EXPECT_TRUE(p.identical) << p.policy;
+      EXPECT_EQ(p.loss_difference, 0) << p.policy;
+      EXPECT_EQ(p.gradient_difference, 0) << p.policy;
+      EXPECT_TRUE(p.as_planned()) << p.policy;
+      EXPECT_EQ(p.measured.total, p.planned.total) << p.policy;
+      EXPECT_EQ(p.measured.at_peak, p.planned.at_peak) << p.policy;
+      EXPECT_EQ(p.step_seconds.size(), 2U);
+      EXPECT_GT(p.tokens_per_second, 0);
+      EXPECT_EQ(p.tokens, 2 * 32 * ranks);
+    }
+    EXPECT_LT(activations(c.policies[1]), activations(c.policies[0]));
+    EXPECT_EQ(c.policies[0].recomputed_flops, 0);
+    EXPECT_GT(c.policies[1].recomputed_flops, 0);
+  }
+}
+
+TEST(Compare, TheTimelineReachesThePeakAndEndsWhereItBegan) {
+  const TemporaryFolder folder;
+  const Comparison c = compare(small(folder), {.policies = {"none", "full"}, .steps = 1, .rounds = 1}, 2);
+  for (const PolicyResult& p : c.policies) {
+    const MemoryTimeline& t = p.timeline;
+    ASSERT_GT(t.points.size(), 20U);
+    std::int64_t most = 0;
+    double before = 0;
+    for (const MemoryTimeline::Point& point : t.points) {
+      std::int64_t total = 0;
+      for (const Tag tag : kAllTags) total += point.live[index(tag)];
+      most = std::max(most, total);
+      EXPECT_GE(point.seconds, before);
+      before = point.seconds;
+    }
+    EXPECT_EQ(most, p.measured.total) << p.policy;
+    EXPECT_LE(before, t.seconds);
+    EXPECT_EQ(t.points.front().live, t.points.back().live);
+    EXPECT_GT(t.backward_begin, 0);
+    EXPECT_GT(t.update_begin, t.backward_begin);
+  }
+}
+
+TEST(Compare, APolicyOverTheLimitIsARowAndTheOthersAreComparedWithTheFirstThatFits) {
+  const TemporaryFolder folder;
+  const CompareOptions options{.policies = {"none", "full", "segments"}, .steps = 1, .rounds = 1};
+  const Comparison free = compare(small(folder), options, 2);
+  const std::int64_t limit = free.policies[0].measured.total - 1;
+  const Comparison c = compare(small(folder, fmt::format("memory: {{limit: {}}}", limit)), options, 2);
+  EXPECT_FALSE(c.policies[0].ran());
+  EXPECT_NE(c.policies[0].refused.find("memory.limit"), std::string::npos);
+  EXPECT_EQ(c.policies[0].planned.total, limit + 1);
+  EXPECT_EQ(c.reference, 1);
+  EXPECT_TRUE(c.policies[1].ran() && c.policies[2].ran());
+  EXPECT_TRUE(holds(c));
+
+  const Comparison exact = compare(small(folder, fmt::format("memory: {{limit: {}}}", limit + 1)), options, 2);
+  EXPECT_TRUE(exact.policies[0].ran());
+
+  const Comparison none = compare(small(folder, "memory: {limit: 1000}"), options, 2);
+  EXPECT_EQ(none.reference, -1);
+  for (const PolicyResult& p : none.policies) EXPECT_FALSE(p.ran());
+}
+
+TEST(Compare, SeveralMicroBatchesAndFrozenParametersAgreeToo) {
+  const TemporaryFolder folder;
+  Config config = small(folder);
+  config.train.accumulation = 2;
+  config.model.frozen = {"*.mlp.*"};
+  const Comparison c = compare(config, {.policies = {"full", "none"}, .steps = 1, .rounds = 1}, 2);
+  EXPECT_EQ(c.reference, 1);
+  EXPECT_TRUE(holds(c));
+  EXPECT_EQ(c.policies[0].timeline.backward_begin, 0);  // forward and backward alternate
+}
+
+TEST(Compare, PoliciesAreCheckedBeforeAnythingRuns) {
+  const TemporaryFolder folder;
+  const Config config = small(folder);
+  const auto message = [&](const std::string& policy) {
+    try {
+      with_policy(config, policy);
+    } catch (const UsageError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(message("ful").find("did you mean full?"), std::string::npos);
+  EXPECT_NE(message("budget").find("allowed: none, full, every_n_layers, segments, layers"), std::string::npos);
+  EXPECT_EQ(policy_of(with_policy(config, "segments")), "segments");
+  EXPECT_EQ(default_policies(config), (std::vector<std::string>{"none", "full", "every_n_layers", "segments"}));
+  Config layers = config;
+  layers.activation_checkpointing.layers = {1};
+  EXPECT_EQ(default_policies(with_policy(layers, "layers")).back(), "layers");
+}
+
+}  // namespace
+}  // namespace regather::testing
