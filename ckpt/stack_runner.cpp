@@ -77,12 +77,18 @@ void StackRunner::prefetch_after(std::size_t t) {
 void StackRunner::step(std::span<const MicroBatch> batches, std::uint64_t step, const OnLoss& on_loss) {
   check(static_cast<int>(batches.size()) == options_.plan.micro_batches, "a step of {} micro-batches was given {}",
         options_.plan.micro_batches, batches.size());
-  struct Guard {  // however the step ends: no tape and no full copy of this step stays behind
+  struct Guard {  // however the step ends: no tape and no full copy of this step stays behind, nor gradients of a
+                  // failed one
     StackRunner& r;
-    ~Guard() { r.clean_up(); }
+    bool done = false;
+    ~Guard() {
+      r.clean_up();
+      if (!done)
+        for (auto& unit : r.units_) unit->abandon_step();
+    }
   };
   for (auto& unit : units_) unit->begin_step();
-  const Guard guard{*this};
+  Guard guard{*this};
   Flow flow(batches.size());
   for (std::size_t t = 0; t < plan_.entries.size(); ++t) {
     make_resident(plan_.entries[t]);
@@ -91,6 +97,7 @@ void StackRunner::step(std::span<const MicroBatch> batches, std::uint64_t step, 
       for (ShardUnit* unit : pointers(plan_.entries[t].evicts_after)) unit->evict();
   }
   for (auto& unit : units_) unit->finish_reduction();
+  guard.done = true;
 }
 
 void StackRunner::run(std::size_t t, std::span<const MicroBatch> batches, std::uint64_t step, Flow& flow,
@@ -141,6 +148,11 @@ void StackRunner::clean_up() noexcept {
 }
 
 Tensor StackRunner::evaluate(const Tensor& tokens, const Tensor& targets) {
+  struct Guard {
+    StackRunner& r;
+    ~Guard() { r.clean_up(); }
+  };
+  const Guard guard{*this};
   Activations x{tokens};
   for (int part = kEmbedding; part < static_cast<int>(blocks_.size()) + 1; ++part) {
     const int p = part == static_cast<int>(blocks_.size()) ? kHead : part;

@@ -10,7 +10,8 @@ if(REGATHER_WERROR)
   target_compile_options(regather_flags INTERFACE -Werror)
 endif()
 if(REGATHER_SANITIZE)
-  add_compile_options(-fsanitize=${REGATHER_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  # Sanitized code makes g++ report -Wmaybe-uninitialized inside the standard library.
+  add_compile_options(-fsanitize=${REGATHER_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -Wno-maybe-uninitialized)
   add_link_options(-fsanitize=${REGATHER_SANITIZE})
 endif()
 

@@ -184,6 +184,12 @@ void ShardUnit::finish_reduction() {
   reducing_.reset();
 }
 
+void ShardUnit::abandon_step() {
+  running_.reset();
+  reducing_.reset();
+  reduced_ = {};
+}
+
 // ---- what the optimizer sees ----------------------------------------------------------------------------------------
 
 float* ShardUnit::owned_gradient() const {

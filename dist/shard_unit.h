@@ -70,6 +70,7 @@ class ShardUnit final : public ParamSource {
   UnitGradients& gradients(Tag lifetime);
   void reduce();  // starts the reduction of that buffer; at most one in flight
   void finish_reduction();
+  void abandon_step();  // after a step that failed: nothing of its gradients is left
   bool written(int i) const { return written_[static_cast<std::size_t>(i)]; }  // in this step, by any backward
 
   // ---- what this rank's optimizer sees

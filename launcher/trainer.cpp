@@ -84,7 +84,7 @@ StepReport Trainer::step(std::span<const Batch> batches) {
             throw Error(fmt::format("the loss is {} and the gradient's norm is {} (train.nonfinite: error)",
                                     std::abs(report.loss), report.grad_norm));
           if (!report.skipped) {
-            check_every_parameter_learns();
+            check_every_parameter_learns(report);
             optimizer_->step(report.lr, clip_scale(report.grad_norm, options_.clip_grad_norm), ++updates_);
           }
           for (auto& unit : stack_->units()) unit->parameters_changed();
@@ -102,7 +102,7 @@ StepReport Trainer::step(std::span<const Batch> batches) {
 
 // A parameter that no backward wrote is not part of the loss; one whose gradient is zero in every element, step after
 // step, is cut off from it. Both train nothing and would go unnoticed.
-void Trainer::check_every_parameter_learns() {
+void Trainer::check_every_parameter_learns(StepReport& report) {
   std::vector<const ParamInfo*> trainable;
   for (const auto& unit : stack_->units())
     for (std::size_t i = 0; i < unit->table().size(); ++i) {
@@ -115,12 +115,13 @@ void Trainer::check_every_parameter_learns() {
                         p.name));
       trainable.push_back(&p);
     }
-  if (steps_done_ >= kStepsToLearn) return;
+  if (updates_ >= kStepsToLearn) return;  // steps that were skipped show nothing
+  report.looked_at_each = true;
   std::vector<double> nonzero = optimizer_->nonzero_gradients();
   comm_.all_reduce(nonzero, kScalars);
   learned_.resize(nonzero.size(), 0.0);
   for (std::size_t i = 0; i < nonzero.size(); ++i) learned_[i] += nonzero[i];
-  if (steps_done_ + 1 < kStepsToLearn || device_.meta()) return;
+  if (updates_ + 1 < kStepsToLearn || device_.meta()) return;
   for (std::size_t i = 0; i < learned_.size(); ++i)
     if (learned_[i] == 0.0 && !trainable[i]->optional)
       throw Error(
@@ -132,11 +133,10 @@ void Trainer::check_every_parameter_learns() {
 Ledger::Entries Trainer::expected(const StepReport& report) const {
   Ledger::Entries entries = stack_->expected();
   // Scalars: the tokens, then the loss and the norm; in the first steps whether each parameter has a gradient.
-  const bool looks_at_each = report.step <= kStepsToLearn && !report.skipped;
-  const std::int64_t doubles = 3 + (looks_at_each ? trainable_tensors_ : 0);
+  const std::int64_t doubles = 3 + (report.looked_at_each ? trainable_tensors_ : 0);
   const std::int64_t bytes = doubles * static_cast<std::int64_t>(sizeof(double));
   entries[{Collective::AllReduce, std::string(kScalars.unit), Pass::Step, DType::F64}] = {
-      .count = looks_at_each ? 3 : 2, .logical_bytes = bytes, .wire_bytes = bytes * (comm_.size() - 1)};
+      .count = report.looked_at_each ? 3 : 2, .logical_bytes = bytes, .wire_bytes = bytes * (comm_.size() - 1)};
   return entries;
 }
 
@@ -148,11 +148,13 @@ void Trainer::audit(StepReport& report) const {
   throw Error(text);
 }
 
-double Trainer::evaluate(std::span<const Batch> batches) {
+double Trainer::evaluate(std::int64_t batches, const std::function<Batch(std::int64_t)>& batch) {
   return with_context([&] { return fmt::format("evaluation after step {}", steps_done_); },
                       [&] {
+                        comm_.set_where(fmt::format("evaluation after step {}", steps_done_));
                         double totals[] = {0, 0};
-                        for (const Batch& b : batches) {
+                        for (std::int64_t i = 0; i < batches; ++i) {
+                          const Batch b = batch(i);
                           const Tensor losses = stack_->evaluate(b.tokens, b.targets);
                           totals[0] += sum(losses);
                           totals[1] += static_cast<double>(counted_tokens(b));

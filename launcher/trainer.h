@@ -3,6 +3,7 @@
 // command line. Invariant: after an exception the model is as it was before the step, or every rank fails.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -32,8 +33,9 @@ struct TrainerOptions {
 struct StepReport {
   std::int64_t step = 0;  // from 1
   double loss = 0, grad_norm = 0, lr = 0;
-  std::int64_t tokens = 0;  // counted, of all ranks
-  bool skipped = false;     // nothing was updated: numbers that are not finite, or no token to learn from
+  std::int64_t tokens = 0;      // counted, of all ranks
+  bool skipped = false;         // nothing was updated: numbers that are not finite, or no token to learn from
+  bool looked_at_each = false;  // whether each parameter has a gradient was compared over the ranks
   double seconds = 0;
   double forward_flops = 0, recomputed_flops = 0;
   Ledger::Entries collectives;     // of this rank
@@ -48,9 +50,13 @@ class Trainer {
   // batches: this rank's micro-batches of the step. Collective. Throws if the step can't be trusted (see
   // TrainerOptions).
   StepReport step(std::span<const Batch> batches);
-  // Mean loss over all counted tokens of all ranks' batches. Changes nothing. Collective: as many batches on every
-  // rank.
-  double evaluate(std::span<const Batch> batches);
+  // Mean loss over all counted tokens of all ranks' batches, made one at a time. Changes nothing. Collective: as many
+  // batches on every rank.
+  double evaluate(std::int64_t batches, const std::function<Batch(std::int64_t)>& batch);
+  double evaluate(std::span<const Batch> batches) {
+    return evaluate(static_cast<std::int64_t>(batches.size()),
+                    [&](std::int64_t i) { return batches[static_cast<std::size_t>(i)]; });
+  }
 
   std::int64_t steps_done() const { return steps_done_; }
   // The communication that the plan says a step like this one has, on this rank.
@@ -65,7 +71,7 @@ class Trainer {
   };
   Tensor loss_weights(const Shape& shape, double total_tokens);
   Sums forward_backward(std::span<const Batch> batches, double total_tokens);
-  void check_every_parameter_learns();
+  void check_every_parameter_learns(StepReport& report);
   void audit(StepReport& report) const;
 
   Device& device_;

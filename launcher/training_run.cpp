@@ -30,6 +30,12 @@ void require_same_on_all_ranks(Communicator& comm, const std::string& mine, std:
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     const auto other = nlohmann::json::parse(all[rank]).flatten();
+    for (const auto& [pointer, value] : first.items()) {
+      if (other.contains(pointer)) continue;
+      std::string key = pointer.substr(1);
+      std::ranges::replace(key, '/', '.');
+      text += fmt::format("\n  {}: {} on rank 0, nothing on rank {}", key, value.dump(), rank);
+    }
     for (const auto& [pointer, value] : other.items()) {
       if (first.contains(pointer) && first[pointer] == value) continue;
       std::string key = pointer.substr(1);
@@ -124,6 +130,7 @@ MemoryForecast forecast_memory(const Config& config, const Model& model, int ran
   for (std::int64_t m = 0; m < config.train.accumulation; ++m)
     batches.push_back({Tensor(device.memory, shape, Tag::Workspace, DType::I32),
                        Tensor(device.memory, shape, Tag::Workspace, DType::I32), 0});
+  trainer.step(batches);  // buffers that live from the first backward on are there at the peak of the second
   trainer.step(batches);
   return {device.memory.peak_total(), device.memory.at_peak(), device.memory.peak_by_tag()};
 }
@@ -211,15 +218,15 @@ void TrainingRun::train_step(std::int64_t step) {
     for (const std::string& line : report.audit) progress_->note("communication differs from the plan: " + line);
     progress_->step(m);
   }
+  if (!reports_.empty()) reports_.back().collectives.clear();  // only the last step's are reported
   reports_.push_back(std::move(report));
 }
 
 void TrainingRun::evaluate(std::int64_t step) {
   const auto begin = std::chrono::steady_clock::now();
-  std::vector<Batch> batches;
-  for (std::int64_t i = 0; i < data_.evaluation_batches(grid_); ++i)
-    batches.push_back(data_.evaluation_batch(device_.memory, grid_, comm_.rank(), i));
-  const double loss = trainer_->evaluate(batches);
+  const double loss = trainer_->evaluate(data_.evaluation_batches(grid_), [&](std::int64_t i) {
+    return data_.evaluation_batch(device_.memory, grid_, comm_.rank(), i);
+  });
   if (!speaks()) return;
   const EvalMetrics m{step, loss, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
   metrics_->append(m);
