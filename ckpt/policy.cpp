@@ -9,8 +9,8 @@ constexpr Policy kPolicies[] = {
     {"none", "every block keeps what its backward reads", make_none},
     {"full", "every block keeps its input only and is run again in its backward", make_full},
     {"every_n_layers", "blocks 0, n, 2n, ... keep their input only, the others everything", make_every_n_layers},
-    {"layers", "the listed blocks keep their input only, the others everything", make_layers},
     {"segments", "only the first input of each segment of blocks is kept; two extra forwards", make_segments},
+    {"layers", "the listed blocks keep their input only, the others everything", make_layers},
 };
 
 }  // namespace

@@ -126,20 +126,20 @@ Arguments parse_arguments(int argc, char** argv) {
 }
 
 void check_place(const Config& config, const LaunchPlace& place) {
-  const bool sim = config.communication.backend == CommunicationConfig::Backend::Sim;
-  if (sim && place.ranks > 1) {
+  const bool threads = ranks_are_threads(config);
+  if (threads && place.ranks > 1) {
     throw UsageError(
-        fmt::format("communication.backend: value 'sim' runs its ranks in one process, but {} were started; allowed: "
+        fmt::format("communication.backend: value '{}' runs its ranks in one process, but {} were started; allowed: "
                     "mpi, or one process and communication.sim_ranks",
-                    place.ranks));
+                    config.communication.backend, place.ranks));
   }
-  check_against_world(config, sim ? config.communication.sim_ranks : place.ranks);
+  check_against_world(config, threads ? config.communication.sim_ranks : place.ranks);
 }
 
 // How many ranks a configuration is described for: those that were started, else those that it asks for.
 std::int64_t ranks_of(const Config& config, const LaunchPlace& place) {
   if (place.ranks > 1) return place.ranks;
-  if (config.communication.backend == CommunicationConfig::Backend::Sim) return config.communication.sim_ranks;
+  if (ranks_are_threads(config)) return config.communication.sim_ranks;
   return std::max<std::int64_t>(1, config.train.global_batch / (config.train.micro_batch * config.train.accumulation));
 }
 
@@ -256,7 +256,7 @@ int run_command_line(int argc, char** argv, const LaunchPlace& place,
   }
 }
 
-int regather_main(int argc, char** argv, const ModelRegistry& models) {
+int main(int argc, char** argv, const ModelRegistry& models) {
   const LaunchPlace place = launch_place([](const char* name) { return static_cast<const char*>(std::getenv(name)); });
   return run_command_line(
       argc, argv, place,
@@ -269,7 +269,5 @@ int regather_main(int argc, char** argv, const ModelRegistry& models) {
       },
       models);
 }
-
-int main(int argc, char** argv, const ModelRegistry& models) { return regather_main(argc, argv, models); }
 
 }  // namespace regather

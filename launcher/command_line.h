@@ -10,16 +10,13 @@
 
 namespace regather {
 
-// main() of the program, for these models.
-int regather_main(int argc, char** argv, const ModelRegistry& models = built_in_models());
-
 // From the environment that mpirun or srun gives a rank; 0 of 1 without. variable: an environment variable's value, or
 // null.
 LaunchPlace launch_place(const std::function<const char*(const char*)>& variable);
 
-// The same in a known place. tell_others: called with an error that this rank met before it had a communicator, once it
-// has been printed. A launcher ends all ranks when one of them fails; so they have to end together for the first to be
-// heard.
+// What regather::main (regather.h) does, in a known place. tell_others: called with an error that this rank met before
+// it had a communicator, once it has been printed. A launcher ends all ranks when one of them fails; so they have to
+// end together for the first to be heard.
 int run_command_line(int argc, char** argv, const LaunchPlace& place,
                      const std::function<void(const Error&)>& tell_others,
                      const ModelRegistry& models = built_in_models());

@@ -5,6 +5,7 @@
 #include <set>
 #include <sstream>
 
+#include "dist/backend.h"
 #include "launcher/config_check.h"
 #include "launcher/config_value.h"
 
@@ -113,6 +114,15 @@ Config parse(std::string_view text, std::string_view name, std::span<const std::
   return config;
 }
 
+// What a key may name: the rows of a table, and what other builds have.
+template <class Table>
+std::vector<KeyOption> names(const Table& table, std::vector<KeyOption> others = {}) {
+  std::vector<KeyOption> all;
+  for (const auto& row : table) all.emplace_back(std::string(row.name));
+  all.insert(all.end(), others.begin(), others.end());
+  return all;
+}
+
 // "a.b.c" at a time: the headings that differ from the line before, then "c: value".
 class YamlWriter {
  public:
@@ -137,11 +147,11 @@ class YamlWriter {
 
 }  // namespace
 
-std::vector<KeyOption> names_of(const ModelRegistry& models) {
-  std::vector<KeyOption> names;
-  for (const ModelType& type : models) names.emplace_back(type.name);
-  return names;
-}
+std::vector<KeyOption> names_of(const ModelRegistry& models) { return names(models); }
+
+std::vector<KeyOption> names_of_policies() { return names(policies(), {later("selective"), later("budget")}); }
+
+std::vector<KeyOption> names_of_backends() { return names(backends(), {later("nccl"), later("staged")}); }
 
 Keys keys_of(Config& config) {
   Keys keys;
@@ -173,6 +183,26 @@ Config parse_config(std::string_view text, std::string_view name, std::span<cons
 }
 
 Model make_model(const ModelSection& section) { return make_model(section, section.types); }
+
+CheckpointPlan checkpoint_plan(const Config& config) {
+  const CheckpointingConfig& ac = config.activation_checkpointing;
+  PolicyOptions options;
+  options.policy = ac.policy;
+  options.every_n_layers = static_cast<int>(ac.every_n_layers);
+  options.segments = static_cast<int>(ac.segments);
+  for (const std::int64_t layer : ac.layers) options.layers.push_back(static_cast<int>(layer));
+  switch (ac.order) {
+    case CheckpointingConfig::Order::Auto: break;
+    case CheckpointingConfig::Order::Lazy: options.order = Order::Lazy; break;
+    case CheckpointingConfig::Order::Ahead: options.order = Order::Ahead; break;
+    case CheckpointingConfig::Order::Eager: options.order = Order::Eager; break;
+  }
+  return make_checkpoint_plan(options, static_cast<int>(config.model.layers));
+}
+
+bool ranks_are_threads(const Config& config) {
+  return find_backend(config.communication.backend).ranks == Backend::Ranks::Threads;
+}
 
 void validate(Config& config) {
   ConfigErrors errors;

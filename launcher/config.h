@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <span>
 
+#include "ckpt/policy.h"
 #include "launcher/config_key.h"
 #include "model/registry.h"
 #include "tensor/error.h"
@@ -181,8 +182,9 @@ struct ShardingConfig {
   }
 };
 
+std::vector<KeyOption> names_of_policies();
 struct CheckpointingConfig {
-  enum class Policy { None, Full, EveryNLayers, Segments, Layers, Selective, Budget } policy = Policy::Full;
+  std::string policy = "full";  // of policies()
   std::int64_t every_n_layers = 2, segments = 0;
   std::vector<std::int64_t> layers;
   std::vector<std::string> keep = {"attn.out"};
@@ -191,9 +193,7 @@ struct CheckpointingConfig {
   enum class Order { Auto, Lazy, Ahead, Eager } order = Order::Auto;
   std::int64_t audit = 0;
   void describe(Keys& k) {
-    k.choice("policy", policy,
-             {"none", "full", "every_n_layers", "segments", "layers", later("selective"), later("budget")},
-             "whose activations are dropped after forward and rerun in backward")
+    k.choice("policy", policy, names_of_policies(), "whose activations are dropped after forward and rerun in backward")
         .also({"mode", "type", "enabled"});
     k.integer("every_n_layers", every_n_layers, between(1, 1 << 16),
               "every_n_layers: the 1st, (1+n)th, ... layers are checkpointed (indices 0, n, 2n, ...), the others keep "
@@ -220,13 +220,14 @@ struct MemoryConfig {
   }
 };
 
+std::vector<KeyOption> names_of_backends();
 struct CommunicationConfig {
-  enum class Backend { Mpi, Sim, Nccl, Staged } backend = Backend::Mpi;
+  std::string backend = "mpi";  // of backends()
   std::int64_t sim_ranks = 1;
   enum class Audit { Error, Warn } audit = Audit::Error;
   std::chrono::milliseconds timeout{60000};
   void describe(Keys& k) {
-    k.choice("backend", backend, {"mpi", "sim", later("nccl"), later("staged")},
+    k.choice("backend", backend, names_of_backends(),
              "mpi: ranks are the processes of mpirun or srun; sim: ranks are threads of one process");
     k.integer("sim_ranks", sim_ranks, between(1, 64), "sim: how many ranks")
         .also({"ranks", "world", "world_size", "num_ranks", "nproc"});
@@ -304,9 +305,10 @@ void validate(Config& config);
 void check_against_world(const Config& config, std::int64_t ranks);
 // Sequences of a step.
 std::int64_t global_batch(const Config& config, std::int64_t ranks);
-// Which layers the policy checkpoints, in order. For segments: all, in segments (see num_segments).
-std::vector<std::int64_t> checkpointed_layers(const Config& config);
-std::int64_t num_segments(const Config& config);
+// What the policy makes of these layers: which it checkpoints, what each keeps, and in which segments.
+CheckpointPlan checkpoint_plan(const Config& config);
+// Ranks are threads of one process, not processes of mpirun or srun.
+bool ranks_are_threads(const Config& config);
 
 // The effective configuration: every key, one a line. Parses to the same Config.
 std::string to_yaml(const Config& config);

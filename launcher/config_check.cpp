@@ -94,15 +94,14 @@ void check_checkpointing(const Config& c, Rules& rules) {
                     c.model.layers, c.model.layers - 1);
     rules.refuse_if(!seen.insert(layer).second, {layers}, "value {} is given twice", layer);
   }
-  rules.refuse_if(
-      a.policy == CheckpointingConfig::Policy::Layers && a.layers.empty(), {layers, "activation_checkpointing.policy"},
-      "value [] names no layer for policy layers; allowed: indices from 0 to {}, or policy none", c.model.layers - 1);
+  rules.refuse_if(a.policy == "layers" && a.layers.empty(), {layers, "activation_checkpointing.policy"},
+                  "value [] names no layer for policy layers; allowed: indices from 0 to {}, or policy none",
+                  c.model.layers - 1);
 }
 
 void check_communication(const CommunicationConfig& c, Rules& rules) {
   rules.refuse_if(
-      c.sim_ranks != 1 && c.backend != CommunicationConfig::Backend::Sim,
-      {"communication.sim_ranks", "communication.backend"},
+      c.sim_ranks != 1 && c.backend != "sim", {"communication.sim_ranks", "communication.backend"},
       "value {} needs communication.backend sim; with mpi, mpirun says how many ranks there are; allowed: 1",
       c.sim_ranks);
 }
@@ -155,25 +154,6 @@ void check_against_world(const Config& config, std::int64_t ranks) {
   throw UsageError(
       fmt::format("train.global_batch: value {} is not micro_batch {} x accumulation {} x ranks {} = {}; what fits: {}",
                   t.global_batch, t.micro_batch, t.accumulation, ranks, actual, fmt::join(fits, ", or ")));
-}
-
-std::int64_t num_segments(const Config& config) {
-  const std::int64_t chosen = config.activation_checkpointing.segments;
-  return chosen > 0 ? chosen : std::llround(std::sqrt(static_cast<double>(config.model.layers)));
-}
-
-std::vector<std::int64_t> checkpointed_layers(const Config& config) {
-  using Policy = CheckpointingConfig::Policy;
-  const CheckpointingConfig& a = config.activation_checkpointing;
-  std::vector<std::int64_t> layers;
-  if (a.policy == Policy::Layers) {
-    layers = a.layers;
-    std::sort(layers.begin(), layers.end());
-  } else if (a.policy != Policy::None) {
-    const std::int64_t step = a.policy == Policy::EveryNLayers ? a.every_n_layers : 1;
-    for (std::int64_t layer = 0; layer < config.model.layers; layer += step) layers.push_back(layer);
-  }
-  return layers;
 }
 
 }  // namespace regather

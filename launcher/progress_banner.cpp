@@ -10,7 +10,7 @@ namespace regather {
 namespace {
 
 // {0, 1, 2, 5} -> "0-2, 5"; two in a row stay apart.
-std::string ranges(const std::vector<std::int64_t>& numbers) {
+std::string ranges(const std::vector<int>& numbers) {
   std::vector<std::string> parts;
   for (std::size_t i = 0; i < numbers.size();) {
     std::size_t end = i;
@@ -50,16 +50,13 @@ std::int64_t gradient_bytes(const Config& config, const ParameterCounts& p, std:
 }  // namespace
 
 std::string describe_checkpointing(const Config& config) {
-  using Policy = CheckpointingConfig::Policy;
   const CheckpointingConfig& a = config.activation_checkpointing;
-  const std::string name = spelled(config, "activation_checkpointing.policy");
-  const std::string layers = fmt::format("layers {} of {}", ranges(checkpointed_layers(config)), config.model.layers);
-  switch (a.policy) {
-    case Policy::None: return "none: every activation is kept";
-    case Policy::EveryNLayers: return fmt::format("{} {}: {}", name, a.every_n_layers, layers);
-    case Policy::Segments: return fmt::format("{} {}: {}", name, num_segments(config), layers);
-    default: return fmt::format("{}: {}", name, layers);
-  }
+  const CheckpointPlan plan = checkpoint_plan(config);
+  if (plan.checkpointed.empty()) return fmt::format("{}: every activation is kept", a.policy);
+  std::string name = a.policy;
+  if (name == "every_n_layers") name += fmt::format(" {}", a.every_n_layers);
+  if (!plan.segments.empty()) name += fmt::format(" {}", plan.segments.size());
+  return fmt::format("{}: layers {} of {}", name, ranges(plan.checkpointed), config.model.layers);
 }
 
 std::string describe_batch(const Config& config, std::int64_t ranks) {
@@ -115,7 +112,7 @@ std::string start_banner(const Config& config, const RunBanner& b) {
   line("checkpointing", describe_checkpointing(config));
   line("reduce", describe_reduce(config, p, b.ranks));
   line("output", config.output);
-  const bool threads_of_process = config.communication.backend == CommunicationConfig::Backend::Sim;
+  const bool threads_of_process = ranks_are_threads(config);
   const std::int64_t wanted = b.threads * (threads_of_process ? b.ranks : 1);
   if (wanted > b.cpus) {
     text += fmt::format(

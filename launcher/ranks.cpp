@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdlib>
 
+#include "dist/backend.h"
 #include "launcher/command_line.h"
 
 namespace regather {
@@ -42,7 +43,8 @@ int run_and_leave(const MakeRankProgram& make, Communicator& comm, std::unique_p
 }  // namespace
 
 int run_on_ranks(const Config& config, const MakeRankProgram& make, const ReportError& report) {
-  if (config.communication.backend == CommunicationConfig::Backend::Sim) {
+  const Backend& backend = find_backend(config.communication.backend);
+  if (backend.ranks == Backend::Ranks::Threads) {
     SimOptions sim;
     static_cast<CommunicatorOptions&>(sim) = communicator_options(config);
     std::atomic<int> code{0};
@@ -55,8 +57,8 @@ int run_on_ranks(const Config& config, const MakeRankProgram& make, const Report
   }
   const bool launched = launch_place([](const char* name) { return std::getenv(name); }).ranks > 1;
   std::unique_ptr<RankProgram> program;  // outlives the communicator: a failed one may have collectives under way
-  const auto comm = launched ? make_mpi_communicator(communicator_options(config))
-                             : make_single_communicator(communicator_options(config));
+  const auto comm =
+      launched ? backend.join(communicator_options(config)) : make_single_communicator(communicator_options(config));
   const int code = run_and_leave(make, *comm, program, report);
   if (code == static_cast<int>(ExitCode::Done)) program.reset();
   return code;

@@ -108,7 +108,7 @@ SecondsSummary summarize_seconds(std::span<const double> seconds_of_steps) {
 std::vector<LayerPlan> plan_of_layers(const Config& config) {
   std::vector<LayerPlan> plan;
   for (std::int64_t layer = 0; layer < config.model.layers; ++layer) plan.push_back({layer, false});
-  for (const std::int64_t layer : checkpointed_layers(config))
+  for (const int layer : checkpoint_plan(config).checkpointed)
     plan.at(static_cast<std::size_t>(layer)).checkpointed = true;
   return plan;
 }

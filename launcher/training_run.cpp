@@ -63,27 +63,8 @@ DataOptions data_options(const Config& config, const BatchGrid& grid) {
 }
 
 TrainerOptions trainer_options(const Config& config) {
-  using Checkpointing = CheckpointingConfig;
-  const Checkpointing& ac = config.activation_checkpointing;
-  PolicyOptions policy;
-  switch (ac.policy) {
-    case Checkpointing::Policy::None: policy.policy = "none"; break;
-    case Checkpointing::Policy::Full: policy.policy = "full"; break;
-    case Checkpointing::Policy::EveryNLayers: policy.policy = "every_n_layers"; break;
-    case Checkpointing::Policy::Segments: policy.policy = "segments"; break;
-    case Checkpointing::Policy::Layers: policy.policy = "layers"; break;
-    case Checkpointing::Policy::Selective: policy.policy = "selective"; break;
-    case Checkpointing::Policy::Budget: policy.policy = "budget"; break;
-  }
-  policy.every_n_layers = static_cast<int>(ac.every_n_layers);
-  policy.segments = static_cast<int>(ac.segments);
-  for (std::int64_t layer : ac.layers) policy.layers.push_back(static_cast<int>(layer));
-  if (ac.order == Checkpointing::Order::Lazy) policy.order = Order::Lazy;
-  if (ac.order == Checkpointing::Order::Ahead) policy.order = Order::Ahead;
-  if (ac.order == Checkpointing::Order::Eager) policy.order = Order::Eager;
-
   TrainerOptions options;
-  options.checkpoint = make_checkpoint_plan(policy, static_cast<int>(config.model.layers));
+  options.checkpoint = checkpoint_plan(config);
   options.plan.micro_batches = static_cast<int>(config.train.accumulation);
   options.plan.slots = static_cast<int>(config.sharding.resident_slots);
   options.plan.order = config.train.accumulation_order == TrainConfig::AccumulationOrder::LayerMajor

@@ -37,10 +37,13 @@ TrainerOptions options() {
   return o;
 }
 
-void train(Trainer& trainer, Device& device, const Communicator& comm) {
+void train(Device& device, Communicator& comm) {
   check(kSequencesOfAStep % comm.size() == 0, "{} sequences do not split over {} ranks", kSequencesOfAStep,
         comm.size());
   const BatchGrid grid{.ranks = comm.size(), .micro_batch = kSequencesOfAStep / comm.size()};
+  const Model model = make_model(
+      {.type = "llama", .layers = kLayers, .hidden = 64, .heads = 4, .vocab = kVocab, .max_sequence = kSequence});
+  Trainer trainer(model, device, comm, options());
   for (std::int64_t step = 0; step < kSteps; ++step) {
     const Batch batch = make_batch(device.memory, grid, comm.rank(), step);
     const StepReport report = trainer.step({&batch, 1});  // a micro-batch; more of them accumulate
@@ -54,20 +57,15 @@ void train(Trainer& trainer, Device& device, const Communicator& comm) {
 }  // namespace
 
 int main() {
-  const Model model = make_model(
-      {.type = "llama", .layers = kLayers, .hidden = 64, .heads = 4, .vocab = kVocab, .max_sequence = kSequence});
-  CpuDevice device;                  // owns every byte of the rank
-  std::unique_ptr<Trainer> trainer;  // outlives the communicator: collectives of a failed rank may still be under way
   const bool launched = launch_place(std::getenv).ranks > 1;
   const auto comm = launched ? make_mpi_communicator({}) : make_single_communicator({});
+  CpuDevice device;  // owns every byte of this rank; outlives leave(), since others may still read what they were given
   try {
-    trainer = std::make_unique<Trainer>(model, device, *comm, options());
-    train(*trainer, device, *comm);
-    trainer.reset();
+    train(device, *comm);
     return 0;
   } catch (const Error& e) {
     fmt::print(stderr, "rank {}: {}\n", comm->rank(), e.what());
-    comm->leave(e.what(), e.code());
+    comm->leave(e.what(), e.code());  // the others end too, instead of waiting for this one
     return static_cast<int>(e.code());
   }
 }

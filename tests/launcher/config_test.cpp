@@ -96,7 +96,7 @@ activation_checkpointing: {policy: layers, layers: [4, 0], order: ahead}
   EXPECT_EQ(config.communication.timeout, std::chrono::milliseconds(1500));
   EXPECT_EQ(config.sharding.prefetch_blocks(), 0);
   EXPECT_EQ(config.activation_checkpointing.order, CheckpointingConfig::Order::Ahead);
-  EXPECT_EQ(checkpointed_layers(config), (std::vector<std::int64_t>{0, 4}));
+  EXPECT_EQ(checkpoint_plan(config).checkpointed, (std::vector{0, 4}));
 }
 
 TEST(Config, TheEffectiveConfigurationParsesToItself) {
@@ -234,13 +234,13 @@ TEST(Config, EveryNLayersBeginsWithTheFirstLayer) {
     const Config config = parse(
         "data: {files: [a]}\nmodel: {layers: 4}\nactivation_checkpointing: {policy: every_n_layers, every_n_layers: " +
         n + "}");
-    return checkpointed_layers(config);
+    return checkpoint_plan(config).checkpointed;
   };
-  EXPECT_EQ(layers("1"), (std::vector<std::int64_t>{0, 1, 2, 3}));
-  EXPECT_EQ(layers("2"), (std::vector<std::int64_t>{0, 2}));
-  EXPECT_EQ(layers("3"), (std::vector<std::int64_t>{0, 3}));
-  EXPECT_EQ(layers("100"), (std::vector<std::int64_t>{0}));
-  EXPECT_EQ(layers("2"), (std::vector<std::int64_t>{0, 2}));
+  EXPECT_EQ(layers("1"), (std::vector{0, 1, 2, 3}));
+  EXPECT_EQ(layers("2"), (std::vector{0, 2}));
+  EXPECT_EQ(layers("3"), (std::vector{0, 3}));
+  EXPECT_EQ(layers("100"), (std::vector{0}));
+  EXPECT_EQ(layers("2"), (std::vector{0, 2}));
 }
 
 TEST(Config, WhatThisBuildDoesNotHaveIsRefusedByName) {
@@ -394,10 +394,10 @@ TEST(Config, GlobalBatchIsCheckedAgainstTheRanks) {
 
 TEST(Config, SegmentsDefaultToTheRootOfTheLayers) {
   Config config = parse(kData + "activation_checkpointing: {policy: segments}\n");
-  EXPECT_EQ(num_segments(config), 2);
+  EXPECT_EQ(checkpoint_plan(config).segments.size(), 2U);
   config.activation_checkpointing.segments = 3;
-  EXPECT_EQ(num_segments(config), 3);
-  EXPECT_EQ(checkpointed_layers(config).size(), 6U);
+  EXPECT_EQ(checkpoint_plan(config).segments.size(), 3U);
+  EXPECT_EQ(checkpoint_plan(config).checkpointed.size(), 6U);
 }
 
 class ConfigFile : public ::testing::Test {

@@ -9,15 +9,21 @@
 namespace regather::testing {
 namespace {
 
+// Every policy of the table, and options of some.
 std::vector<PolicyOptions> policies_of(int layers) {
-  return {{.policy = "full"},
-          {.policy = "full", .order = Order::Ahead},
-          {.policy = "full", .order = Order::Eager},
-          {.policy = "every_n_layers", .every_n_layers = 2},
-          {.policy = "layers", .layers = {1, layers - 1}},
-          {.policy = "segments", .segments = 1},
-          {.policy = "segments", .segments = 2},
-          {.policy = "segments", .segments = 3}};
+  std::vector<PolicyOptions> all{{.policy = "full", .order = Order::Ahead},
+                                 {.policy = "full", .order = Order::Eager},
+                                 {.policy = "segments", .segments = 1},
+                                 {.policy = "segments", .segments = 3}};
+  for (const Policy& policy : policies())
+    if (policy.name != "none") all.push_back({.policy = std::string(policy.name), .layers = {1, layers - 1}});
+  return all;
+}
+
+std::vector<std::string> models() {
+  std::vector<std::string> names;
+  for (const ModelType& type : built_in_models()) names.push_back(type.name);
+  return names;
 }
 
 std::string describe(const RunSetup& s) {
@@ -186,7 +192,7 @@ TEST_P(Equivalence, EvaluationChangesNothing) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Equivalence, ::testing::Values("gpt2", "llama"),
+INSTANTIATE_TEST_SUITE_P(Models, Equivalence, ::testing::ValuesIn(models()),
                          [](const auto& model) { return model.param; });
 
 }  // namespace
