@@ -72,6 +72,9 @@ def own_block(with_mpi):
     assert "gpt2, llama, own" in run(program, "help", "model.type")
     assert "did you mean own?" in run(program, "check", config, "--set", "model.type=owm", code=2)
     assert "model.type" in run(stage / "bin/regather", "check", config, code=2)  # only the person's program has it
+    compared = run(program, "compare", config, "--policies", "none,full", "--steps", 1, "--rounds", 1, "--overwrite",
+                   "--set", "train.micro_batch=8", "--set", f"output={work / 'own_compared'}")
+    assert "gradients identical" in compared, compared
     runs = {(ranks, policy): train_own(program, ranks, policy)
             for ranks in ((1, 2) if with_mpi else (1,)) for policy in ("none", "full")}
     for (ranks, policy), summary in runs.items():
