@@ -49,11 +49,30 @@ std::vector<ShardUnit*> StackRunner::pointers(const std::vector<int>& units) {
   return out;
 }
 
-Ledger::Entries StackRunner::expected() const {
+std::vector<UnitVolume> StackRunner::volumes() const {
   std::vector<UnitVolume> volumes;
   for (const auto& unit : units_)
     volumes.push_back({unit->ledger_name(), unit->trainable_layout().shard(), unit->frozen_layout().shard()});
-  return expected_volume(plan_, volumes, options_.strategy, comm_.size());
+  return volumes;
+}
+
+Ledger::Entries StackRunner::expected() const {
+  return expected_volume(plan_, volumes(), options_.strategy, comm_.size());
+}
+
+Ledger::Entries StackRunner::expected_of_evaluation(std::int64_t batches) const {
+  if (options_.strategy != Strategy::Full) return {};  // replicas are there
+  StepPlan forward;                                    // each part gathers what it uses
+  for (int part = kEmbedding; part < static_cast<int>(blocks_.size()); ++part)
+    forward.entries.push_back({.action = {Pass::Evaluation, part, 0}, .gathers = part_units_.of(part)});
+  forward.entries.push_back({.action = {Pass::Evaluation, kHead, 0}, .gathers = part_units_.head});
+  Ledger::Entries entries = expected_volume(forward, volumes(), options_.strategy, comm_.size());
+  for (auto& [key, counts] : entries) {
+    counts.count *= batches;
+    counts.logical_bytes *= batches;
+    counts.wire_bytes *= batches;
+  }
+  return entries;
 }
 
 void StackRunner::make_resident(const StepPlan::Entry& entry) {

@@ -41,11 +41,13 @@ class StackRunner {
   std::vector<std::unique_ptr<ShardUnit>>& units() { return units_; }
   const StepPlan& plan() const { return plan_; }
   Ledger::Entries expected() const;  // the communication of step() and, where parameters are replicated, of the refresh
+  Ledger::Entries expected_of_evaluation(std::int64_t batches) const;  // of so many calls of evaluate()
 
  private:
   using Flow = std::vector<Activations>;  // by micro-batch: what the next action receives, activations or gradients
   BlockRunner& runner(int part);
   std::vector<ShardUnit*> pointers(const std::vector<int>& units);
+  std::vector<UnitVolume> volumes() const;
   void make_resident(const StepPlan::Entry& entry);
   void prefetch_after(std::size_t t);
   void run(std::size_t t, std::span<const MicroBatch> batches, std::uint64_t step, Flow& flow, const OnLoss& on_loss);

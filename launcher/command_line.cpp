@@ -11,10 +11,12 @@
 #include "launcher/compare.h"
 #include "launcher/config.h"
 #include "launcher/config_value.h"
+#include "launcher/preflight.h"
 #include "launcher/progress.h"
 #include "launcher/regather.h"
 #include "launcher/summary.h"
 #include "launcher/train.h"
+#include "launcher/training_run.h"
 #include "model/registry.h"
 
 namespace regather {
@@ -25,27 +27,29 @@ constexpr std::array<std::string_view, 8> kNotInThisBuild = {"fit",     "plan", 
                                                              "inspect", "tokenize", "sample", "report"};
 
 constexpr std::string_view kHelp =
-    R"(regather {}: sharded training of transformers, with activation checkpointing in the shard wrapper
+    R"(regather {}: sharded training with activation checkpointing in the shards
 
-  regather train CONFIG [--set a.b=v]... [--overwrite] [--json FILE]
-                          trains; every process of mpirun or srun is a rank
-  regather compare CONFIG [--set a.b=v]... [--policies a,b] [--steps N] [--rounds N] [--overwrite] [--json FILE]
-                          trains briefly under several checkpoint policies: memory, speed, communication, numbers
-  regather check CONFIG [--set a.b=v]... [--json FILE]
-                          validates, prints the effective configuration
-  regather help [KEY]     what can be configured, or one key or section
+  regather train CONFIG     trains; every process of mpirun or srun is a rank
+  regather compare CONFIG   a few steps under each checkpoint policy: what it
+                            costs, what it saves, and that the numbers are equal
+  regather check CONFIG     refuses what train would, says what it would do, and
+                            prints the effective configuration
+  regather help [KEY]       all keys, or one key or section
   regather --version
 
-CONFIG is a YAML file; configs/quickstart.yaml is one to begin with:
+CONFIG is a YAML file; configs/quickstart.yaml is one to begin with. On 2 ranks:
 
-  mpirun -np 2 regather train configs/quickstart.yaml
+  tools/mpirun 2 build/cpu/regather train configs/quickstart.yaml
 
-  --set a.b=v     replaces one key of the file, e.g. --set train.steps=10; may be repeated
-  --overwrite     replaces the files of an earlier run in the output folder
-  --policies a,b  compare: which (none, full, every_n_layers, segments); --steps, --rounds: how long each is measured
-  --json FILE     train, compare: a copy of summary.json, compare.json; check: the effective configuration
+tools/mpirun (installed: regather_mpirun) is mpirun for root, containers and
+more ranks than cores, too. Without it there is one rank.
 
-Exit codes: 0 done, 1 failed while running, 2 bad usage or configuration, 3 out of memory, 4 a peer vanished.
+  --set a.b=v       replaces one key of the file; again for another key
+  --overwrite       train, compare: replaces what an earlier one wrote
+  --json FILE       a copy of summary.json, compare.json or the configuration
+  --policies a,b    compare: which; --steps N, --rounds N: for how long
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 out of memory, 4 a peer vanished
 )";
 
 struct Arguments {
@@ -108,6 +112,9 @@ Arguments parse_arguments(int argc, char** argv) {
   on_key->add_flag("--markdown", markdown);
   try {
     app.parse(argc, argv);
+  } catch (const CLI::ArgumentMismatch& e) {
+    throw UsageError(fmt::format("{}: needs a value; see regather --help",
+                                 std::string_view(e.what()).substr(0, std::string_view(e.what()).find(':'))));
   } catch (const CLI::ParseError& e) {
     throw UsageError(fmt::format("{}; see regather --help", e.what()));
   }
@@ -125,35 +132,41 @@ Arguments parse_arguments(int argc, char** argv) {
   return arguments;
 }
 
-void check_place(const Config& config, const LaunchPlace& place) {
-  const bool threads = ranks_are_threads(config);
-  if (threads && place.ranks > 1) {
-    throw UsageError(
-        fmt::format("communication.backend: value '{}' runs its ranks in one process, but {} were started; allowed: "
-                    "mpi, or one process and communication.sim_ranks",
-                    config.communication.backend, place.ranks));
-  }
-  check_against_world(config, threads ? config.communication.sim_ranks : place.ranks);
-}
-
-// How many ranks a configuration is described for: those that were started, else those that it asks for.
+// How many ranks a configuration is checked for: those that were started, else those that it asks for.
 std::int64_t ranks_of(const Config& config, const LaunchPlace& place) {
   if (place.ranks > 1) return place.ranks;
   if (ranks_are_threads(config)) return config.communication.sim_ranks;
   return std::max<std::int64_t>(1, config.train.global_batch / (config.train.micro_batch * config.train.accumulation));
 }
 
+// Everything that a run would be refused for before its first step, then what it would be.
+std::string describe_run(const Config& config, const LaunchPlace& place) {
+  require_place(config, place);
+  const std::int64_t ranks = ranks_of(config, place);
+  const RunInputs inputs(config, static_cast<int>(ranks));
+  const MemoryForecast forecast = forecast_memory(config, inputs.model, 0, static_cast<int>(ranks));
+  require_memory(config, forecast, static_cast<int>(ranks));
+  RunFolder::require_usable(config.output, RunFolder::Existing::Overwrite);
+  const ParameterCounts parameters = parameter_counts(inputs.model);
+  std::string text;
+  const auto line = [&](std::string_view name, const std::string& value) {
+    text += fmt::format("# {}: {}\n", name, value);
+  };
+  line("model", fmt::format("{} parameters, {} trained", parameters.all, parameters.trainable));
+  line("batch", describe_batch(config, ranks));
+  line("sharding", describe_sharding(config));
+  line("checkpointing", describe_checkpointing(config));
+  line("reduce", describe_reduce(config, parameters, ranks));
+  line("memory", fmt::format("a rank needs {}", describe_memory(forecast)));
+  if (RunFolder::occupied(config.output)) line("output", "holds files already, train needs --overwrite");
+  return text;
+}
+
 std::string check_config(const Arguments& arguments, const LaunchPlace& place, const ModelRegistry& models) {
   const Config config = load_config(arguments.config, arguments.sets, models);
-  // Alone, a configuration for several ranks is fine to look at. The model may refuse sizes that no rule here knows.
-  if (place.ranks > 1) check_place(config, place);
-  const ParameterCounts parameters = parameter_counts(make_model(config.model));
-  const std::int64_t ranks = ranks_of(config, place);
+  const std::string run = with_places(config, [&] { return describe_run(config, place); });
   if (place.rank == 0 && !arguments.train.json_file.empty()) write_file(arguments.train.json_file, to_json(config));
-  return fmt::format(
-      "# {}: valid\n# model: {} parameters, {} trained\n# batch: {}\n# checkpointing: {}\n# reduce: {}\n{}",
-      arguments.config, parameters.all, parameters.trainable, describe_batch(config, ranks),
-      describe_checkpointing(config), describe_reduce(config, parameters, ranks), to_yaml(config));
+  return fmt::format("# {}: valid\n{}{}", arguments.config, run, to_yaml(config));
 }
 
 // Everything before the ranks run, which is all there is to the other commands; what to run, if that was asked for.
@@ -164,6 +177,7 @@ struct Training {
 };
 std::optional<Training> prepare(int argc, char** argv, const LaunchPlace& place, const ModelRegistry& models) {
   const Arguments arguments = parse_arguments(argc, argv);
+  if (place.rank == 0 && !arguments.train.json_file.empty()) require_writable(arguments.train.json_file, "--json");
   std::string text;
   switch (arguments.command) {
     case Arguments::Command::Help: text = fmt::format(kHelp, REGATHER_VERSION); break;
@@ -174,7 +188,10 @@ std::optional<Training> prepare(int argc, char** argv, const LaunchPlace& place,
     case Arguments::Command::Compare:
     case Arguments::Command::Train: {
       Config config = load_config(arguments.config, arguments.sets, models);
-      check_place(config, place);
+      with_places(config, [&] {
+        require_place(config, place);
+        check_against_world(config, ranks_are_threads(config) ? config.communication.sim_ranks : place.ranks);
+      });
       if (arguments.command == Arguments::Command::Train) return Training{std::move(config), arguments.train};
       CompareOptions options = arguments.compare;
       options.name = arguments.config;
@@ -216,11 +233,11 @@ LaunchPlace launch_place(const std::function<const char*(const char*)>& variable
 
 std::string error_lines(const Error& error, ErrorOrigin origin, const LaunchPlace& place) {
   // What every rank finds is said once; what one rank finds, by that rank; that a peer vanished, by all who see it.
-  const bool usage = error.code() == ExitCode::Usage;
-  const bool silent = usage ? place.rank != 0 : origin == ErrorOrigin::Peer && error.code() != ExitCode::PeerVanished;
+  const bool of_all = error.code() == ExitCode::Usage || origin == ErrorOrigin::AllRanks;
+  const bool silent = of_all ? place.rank != 0 : origin == ErrorOrigin::Peer && error.code() != ExitCode::PeerVanished;
   if (silent) return "";
-  const std::string prefix = place.ranks > 1 && !usage ? fmt::format("regather: error: rank {}: ", place.rank)
-                                                       : std::string("regather: error: ");
+  const std::string prefix = place.ranks > 1 && !of_all ? fmt::format("regather: error: rank {}: ", place.rank)
+                                                        : std::string("regather: error: ");
   std::string lines;
   std::string_view rest = error.what();
   while (true) {
@@ -234,13 +251,15 @@ std::string error_lines(const Error& error, ErrorOrigin origin, const LaunchPlac
 int run_command_line(int argc, char** argv, const LaunchPlace& place,
                      const std::function<void(const Error&)>& tell_others, const ModelRegistry& models) {
   std::optional<Training> train;
-  const auto failed = [&](const Error& error) {
-    report(error, ErrorOrigin::Here, place);
+  const auto failed = [&](const Error& error, ErrorOrigin origin = ErrorOrigin::Here) {
+    report(error, origin, place);
     if (place.ranks > 1) tell_others(error);
     return static_cast<int>(error.code());
   };
   try {
     train = prepare(argc, argv, place, models);
+  } catch (const FoundByAllRanks& e) {
+    return failed(e, ErrorOrigin::AllRanks);
   } catch (const Error& e) {
     return failed(e);
   } catch (const std::exception& e) {
@@ -250,7 +269,8 @@ int run_command_line(int argc, char** argv, const LaunchPlace& place,
     if (!train) return 0;
     if (train->compare) return run_compare(train->config, *train->compare, report);
     return run_training(train->config, train->options, report);
-  } catch (const Error& e) {  // before there was a communicator: MPI could not be started
+  } catch (Error& e) {  // before there was a communicator: MPI could not be started
+    add_place(train->config, e);
     report(e, ErrorOrigin::Here, place);
     return static_cast<int>(e.code());
   }

@@ -17,27 +17,20 @@ constexpr std::string_view kReport = "compare.md", kJson = "compare.json", kMemo
 constexpr std::array kFiles = {kReport, kJson, kMemory, kTime};
 
 // The folder of the run is also that of its comparison, so files of others are neither in the way nor touched.
-std::filesystem::path prepare_folder(const Config& config, const CompareOptions& options) {
-  const std::filesystem::path folder = config.output;
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) throw UsageError(fmt::format("output: value '{}' cannot be made: {}", config.output, error.message()));
-  for (const std::string_view name : kFiles) {
-    if (!std::filesystem::exists(folder / name, error)) continue;
-    if (!options.overwrite)
+void require_folder(const Config& config, const CompareOptions& options) {
+  RunFolder::require_usable(config.output, RunFolder::Existing::Overwrite);
+  for (const std::string_view name : kFiles)
+    if (!options.overwrite && std::filesystem::exists(std::filesystem::path(config.output) / name))
       throw UsageError(
           fmt::format("output: value '{}' holds {} of an earlier comparison; allowed: a folder without "
                       "one, or --overwrite",
                       config.output, name));
-    std::filesystem::remove(folder / name, error);
-    if (error)
-      throw UsageError(fmt::format("output: value '{}' holds {}, which cannot be removed: {}", config.output, name,
-                                   error.message()));
-  }
-  return folder;
 }
 
 void write_report(const Comparison& comparison, const std::filesystem::path& folder, const CompareOptions& options) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw UsageError(fmt::format("output: value '{}' cannot be made: {}", folder.string(), error.message()));
   const std::string json = to_json(comparison);
   write_file(folder / kMemory, memory_picture(comparison));
   write_file(folder / kTime, time_picture(comparison));
@@ -59,14 +52,19 @@ void speak(const Comparison& comparison, const std::filesystem::path& folder) {
 
 class CompareProgram final : public RankProgram {
  public:
-  CompareProgram(const Config& config, const CompareOptions& options, Communicator& comm, std::atomic<int>& code)
-      : config_(config), options_(options), comm_(comm), code_(code), measurement_(config, options, comm, say()) {}
+  CompareProgram(const Config& config, const CompareOptions& options, const StopSignal& stop, Communicator& comm,
+                 std::atomic<int>& code)
+      : config_(config),
+        options_(options),
+        comm_(comm),
+        code_(code),
+        measurement_(config, options, comm, say(), [&stop] { return stop.received(); }) {}
 
   void run() override {
     const bool speaks = comm_.rank() == 0;
-    std::filesystem::path folder;
+    const std::filesystem::path folder = config_.output;
     if (speaks) {
-      folder = prepare_folder(config_, options_);
+      require_folder(config_, options_);
       fmt::print("regather compare {}: {} rank{}, {} round{} of 1 + {} steps\n", options_.name, comm_.size(),
                  comm_.size() == 1 ? "" : "s", options_.rounds, options_.rounds == 1 ? "" : "s", options_.steps);
       std::fflush(stdout);
@@ -102,9 +100,10 @@ class CompareProgram final : public RankProgram {
 int run_compare(const Config& config, const CompareOptions& options, const ReportError& report) {
   // Before any work, on every rank: a policy that is unknown or impossible.
   for (const std::string& policy : options.policies) with_policy(config, policy);
+  const StopSignal stop;
   std::atomic<int> code{0};
   const int failed = run_on_ranks(
-      config, [&](Communicator& comm) { return std::make_unique<CompareProgram>(config, options, comm, code); },
+      config, [&](Communicator& comm) { return std::make_unique<CompareProgram>(config, options, stop, comm, code); },
       report);
   return failed != 0 ? failed : code.load();
 }

@@ -1,7 +1,5 @@
 #include "launcher/compare_measure.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -82,6 +80,15 @@ void combine_ranks(PolicyResult& result, const std::vector<std::string>& of_rank
   result.spread = half_range(slowest);  // of the only round; else see conclude()
 }
 
+// What policies measured after so many rounds, others did not.
+void keep_rounds(Comparison& comparison, std::int64_t rounds) {
+  if (rounds == 0)
+    throw FoundByAllRanks("stopped by a signal before every policy was measured once: there is nothing to compare");
+  comparison.rounds = rounds;
+  for (PolicyResult& p : comparison.policies)
+    if (p.ran()) p.step_seconds.resize(static_cast<std::size_t>(rounds));
+}
+
 void conclude(Comparison& comparison) {
   for (PolicyResult& p : comparison.policies) {
     if (!p.ran()) continue;
@@ -158,12 +165,14 @@ class TimelineRecorder {
 }  // namespace
 
 struct PolicyMeasurement::Attempt {
-  Attempt(const Model& model, const Config& config, Communicator& comm)
-      : device(Allocator::Mode::Real, config.memory.limit), trainer(model, device, comm, options(config)) {
+  Attempt(const Model& model, const Config& config, Communicator& comm, std::function<bool()> stop_asked)
+      : device(Allocator::Mode::Real, config.memory.limit),
+        trainer(model, device, comm, options(config, std::move(stop_asked))) {
     if (comm.size() > 1) device.between_ops = [&comm] { comm.progress(); };
   }
-  static TrainerOptions options(const Config& config) {
+  static TrainerOptions options(const Config& config, std::function<bool()> stop_asked) {
     TrainerOptions options = trainer_options(config);
+    options.stop_asked = std::move(stop_asked);
     options.audit = TrainerOptions::Audit::Warn;  // a difference is a line of the table
     return options;
   }
@@ -176,34 +185,34 @@ struct PolicyMeasurement::Differences {
   double loss = 0, gradient = 0;
 };
 
-PolicyMeasurement::PolicyMeasurement(const Config& config, const CompareOptions& options, Communicator& comm, Say say)
+PolicyMeasurement::PolicyMeasurement(const Config& config, const CompareOptions& options, Communicator& comm, Say say,
+                                     std::function<bool()> stop_asked)
     : config_(config),
       options_(options),
       comm_(comm),
       say_(std::move(say)),
-      grid_(batch_grid(config, comm.size())),
-      model_(make_model(config.model)),
-      data_(data_options(config, grid_)) {
+      stop_asked_(std::move(stop_asked)),
+      inputs_(config, comm.size()) {
   comm.set_where("start");
-  check_against_world(config, comm.size());
   require_same_on_all_ranks(comm, to_json(config), "configurations");
   require_same_on_all_ranks(
-      comm, Json{{"data", {{"tokens", data_.num_tokens()}, {"hash", data_.fingerprint()}}}}.dump(), "data");
-  omp_set_num_threads(static_cast<int>(config.threads));
+      comm, Json{{"--policies", options.policies}, {"--steps", options.steps}, {"--rounds", options.rounds}}.dump(),
+      "options");
+  require_same_on_all_ranks(comm, inputs_.identity(), "data");
 }
 
 PolicyMeasurement::~PolicyMeasurement() = default;
 
 std::vector<Batch> PolicyMeasurement::batches(std::int64_t step) {
   std::vector<Batch> out;
-  for (std::int64_t m = 0; m < grid_.accumulation; ++m)
-    out.push_back(data_.batch(attempt_->device.memory, grid_, comm_.rank(), step, m));
+  for (std::int64_t m = 0; m < inputs_.grid.accumulation; ++m)
+    out.push_back(inputs_.data.batch(attempt_->device.memory, inputs_.grid, comm_.rank(), step, m));
   return out;
 }
 
 // A policy that will not fit is refused before it runs, by the same decision on every rank.
 void PolicyMeasurement::plan(PolicyResult& result, const Config& config) {
-  const MemoryForecast forecast = forecast_memory(config, model_, comm_.rank(), comm_.size());
+  const MemoryForecast forecast = forecast_memory(config, inputs_.model, comm_.rank(), comm_.size());
   const Json mine = {host_name(), available_memory(),
                      to_json(MemoryPeak{forecast.peak, forecast.at_peak, forecast.peak_of})};
   std::map<std::string, std::int64_t> needs, available;
@@ -260,14 +269,14 @@ MemoryTimeline PolicyMeasurement::record_a_step() {
   const auto step = batches(attempt_->trainer.steps_done());
   TimelineRecorder recorder(attempt_->device, attempt_->trainer.trace());
   attempt_->trainer.step(step);
-  return recorder.timeline(grid_.accumulation == 1);
+  return recorder.timeline(inputs_.grid.accumulation == 1);
 }
 
-void PolicyMeasurement::measure(PolicyResult& result, const Config& config, std::int64_t round) {
+PolicyMeasurement::Measured PolicyMeasurement::measure(PolicyResult& result, const Config& config, std::int64_t round) {
   comm_.barrier({"scalars", Pass::Step});
   const std::int64_t resident_before = resident_memory().now;
   reset_peak_resident_memory();
-  attempt_ = std::make_unique<Attempt>(model_, config, comm_);
+  attempt_ = std::make_unique<Attempt>(inputs_.model, config, comm_, stop_asked_);
 
   StepReport report;
   Differences differences;
@@ -275,6 +284,7 @@ void PolicyMeasurement::measure(PolicyResult& result, const Config& config, std:
   std::vector<std::string> differs;
   for (std::int64_t step = 0; step <= options_.steps; ++step) {
     report = attempt_->trainer.step(batches(step));
+    if (attempt_->trainer.stop_asked()) return Measured::Stopped;
     losses.push_back(report.loss);
     differs.insert(differs.end(), report.audit.begin(), report.audit.end());
     if (step > 0) seconds.push_back(report.seconds);
@@ -300,6 +310,7 @@ void PolicyMeasurement::measure(PolicyResult& result, const Config& config, std:
   all["gradient"] = spelled(differences.gradient);
   combine_ranks(result, comm_.exchange(all.dump()));
   attempt_.reset();
+  return Measured::All;
 }
 
 Comparison PolicyMeasurement::begin() const {
@@ -313,9 +324,10 @@ Comparison PolicyMeasurement::begin() const {
   c.sharded = config_.sharding.strategy == ShardingConfig::Strategy::Full;
   c.resident_slots = config_.sharding.resident_slots;
   c.model = fmt::format("{}, {} layers, hidden {}, {} parameters", config_.model.type, config_.model.layers,
-                        config_.model.hidden, human_count(model_.num_parameters()));
-  c.batch = fmt::format("micro_batch {}{}, sequence {}", grid_.micro_batch,
-                        grid_.accumulation > 1 ? fmt::format(" x {}", grid_.accumulation) : "", config_.data.sequence);
+                        config_.model.hidden, human_count(inputs_.model.num_parameters()));
+  c.batch = fmt::format("micro_batch {}{}, sequence {}", inputs_.grid.micro_batch,
+                        inputs_.grid.accumulation > 1 ? fmt::format(" x {}", inputs_.grid.accumulation) : "",
+                        config_.data.sequence);
   return c;
 }
 
@@ -335,10 +347,16 @@ Comparison PolicyMeasurement::run() {
       order.insert(comparison.policies[i].policy == "none" ? order.begin() : order.end(), i);
   if (order.empty()) return comparison;
   comparison.reference = static_cast<int>(order.front());
-  for (std::int64_t round = 0; round < options_.rounds; ++round)
+  for (std::int64_t round = 0; round < comparison.rounds; ++round)
     for (const std::size_t i : order) {
       PolicyResult& result = comparison.policies[i];
-      with_context([&] { return "policy " + result.policy; }, [&] { measure(result, configs[i], round); });
+      const Measured measured =
+          with_context([&] { return "policy " + result.policy; }, [&] { return measure(result, configs[i], round); });
+      if (measured == Measured::Stopped) {
+        say_(fmt::format("stopped by a signal in round {}", round + 1));
+        keep_rounds(comparison, round);
+        break;
+      }
       say_(fmt::format("round {}/{}  {:<16} {:.3f} s a step, {} at the peak", round + 1, options_.rounds, result.policy,
                        result.step_seconds.back(), human_bytes(result.measured.total)));
     }

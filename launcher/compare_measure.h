@@ -16,8 +16,11 @@ namespace regather {
 class PolicyMeasurement {
  public:
   using Say = std::function<void(std::string_view)>;  // a line of progress
-  PolicyMeasurement(const Config& config, const CompareOptions& options, Communicator& comm, Say say);
+  // stop_asked: see TrainerOptions.
+  PolicyMeasurement(const Config& config, const CompareOptions& options, Communicator& comm, Say say,
+                    std::function<bool()> stop_asked = {});
   ~PolicyMeasurement();
+  // Of as many rounds as were completed before it was asked to stop; without any, an error.
   Comparison run();
 
  private:
@@ -26,7 +29,8 @@ class PolicyMeasurement {
 
   Comparison begin() const;
   void plan(PolicyResult& result, const Config& config);
-  void measure(PolicyResult& result, const Config& config, std::int64_t round);
+  enum class Measured { All, Stopped };
+  Measured measure(PolicyResult& result, const Config& config, std::int64_t round);
   std::vector<Batch> batches(std::int64_t step);
   void compare_gradients(Differences& differences);
   void compare_losses(const std::vector<double>& losses, Differences& differences);
@@ -36,9 +40,8 @@ class PolicyMeasurement {
   const CompareOptions& options_;
   Communicator& comm_;
   Say say_;
-  BatchGrid grid_;
-  Model model_;
-  Dataset data_;
+  std::function<bool()> stop_asked_;
+  RunInputs inputs_;
   std::unique_ptr<Attempt> attempt_;
   std::vector<float> reference_gradients_;  // of the elements that this rank holds
   std::vector<double> reference_losses_;    // empty: this is the first policy that runs

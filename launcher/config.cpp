@@ -38,6 +38,10 @@ class Assignment {
   }
   void entry(const YamlNode& name, const YamlNode& value, const std::string& path) {
     if (Key* key = keys_.find(path)) {
+      if (in_set_) {
+        const auto [first, fresh] = set_.emplace(path, value.place);
+        if (!fresh) return errors_.add(value.place, path, fmt::format("given twice; first by {}", first->second));
+      }
       sources_[path] = value.place;
       if (!read_key(value, *key, errors_)) failed_.insert(path);
     } else if (keys_.is_section(path)) {
@@ -48,6 +52,8 @@ class Assignment {
       errors_.add(name.place, path, fmt::format("unknown {}{}", what, suggestion(path, keys_)));
     }
   }
+  // What follows replaces keys of the file, each at most once.
+  void begin_sets() { in_set_ = true; }
   void missing(std::string_view file) {
     for (const Key& key : keys_.keys()) {
       if (!key.required || sources_.contains(key.path)) continue;
@@ -55,17 +61,15 @@ class Assignment {
       failed_.insert(key.path);
     }
   }
-  std::string place(const std::string& path, std::string_view file) const {
-    const auto found = sources_.find(path);
-    return found == sources_.end() ? fmt::format("{}", file) : found->second;
-  }
   const std::set<std::string>& failed() const { return failed_; }
-  const std::map<std::string, std::string>& sources() const { return sources_; }
+  std::map<std::string, std::string> take_sources() { return std::move(sources_); }
 
  private:
   Keys& keys_;
   ConfigErrors& errors_;
   std::map<std::string, std::string> sources_;  // path -> place of its value
+  std::map<std::string, std::string> set_;      // the same, of what --set gave
+  bool in_set_ = false;
   std::set<std::string> failed_;
 };
 
@@ -101,13 +105,14 @@ Config parse(std::string_view text, std::string_view name, std::span<const std::
   ConfigErrors errors;
   Assignment assignment(keys, errors);
   assignment.section(root, "");
+  assignment.begin_sets();
   for (const std::string& set : sets) apply_set(set, assignment, errors);
   assignment.missing(name);
 
-  const std::string config_file(name);
-  const CheckContext context{.failed = assignment.failed(), .sources = assignment.sources(), .file = config_file};
-  if (files == Files::BesideTheConfig && !assignment.failed().contains("data.files")) {
-    resolve_files(config, std::filesystem::absolute(config_file).parent_path(), context, errors);
+  config.places = {.file = std::string(name), .of_key = assignment.take_sources()};
+  const CheckContext context{.failed = assignment.failed(), .places = config.places};
+  if (files == Files::BesideTheConfig && !context.failed.contains("data.files")) {
+    resolve_files(config, std::filesystem::absolute(config.places.file).parent_path(), context, errors);
   }
   check_contradictions(config, context, errors);
   errors.throw_if_any();
@@ -206,8 +211,15 @@ bool ranks_are_threads(const Config& config) {
 
 void validate(Config& config) {
   ConfigErrors errors;
-  check_contradictions(config, {.failed = {}, .sources = {}, .file = "configuration"}, errors);
+  check_contradictions(config, {.failed = {}, .places = config.places}, errors);
   errors.throw_if_any();
+}
+
+void add_place(const Config& config, Error& error) {
+  const std::string_view message = error.what();
+  const std::string key(message.substr(0, message.find(": ")));
+  Config copy = config;
+  if (keys_of(copy).find(key) != nullptr) error.add_context(config.places.of(key));
 }
 
 std::string to_yaml(const Config& config) {

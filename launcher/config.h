@@ -6,6 +6,7 @@
 // (config_value.cpp).
 #pragma once
 #include <filesystem>
+#include <map>
 #include <span>
 
 #include "ckpt/policy.h"
@@ -101,7 +102,8 @@ struct ScheduleConfig {
     k.integer("warmup_steps", warmup_steps, between(0, 1e12),
               "at step s of these the rate is lr * s / warmup_steps; may exceed steps")
         .also({"warmup", "warmup_iters", "num_warmup_steps"});
-    k.number("min_lr", min_lr, at_least(0), "cosine: the rate at the last step").also({"lr_min", "eta_min"});
+    k.number("min_lr", min_lr, at_least(0), "cosine: the rate at the last step; with 0 that step changes nothing")
+        .also({"lr_min", "eta_min"});
   }
 };
 
@@ -254,6 +256,16 @@ struct SnapshotConfig {
   }
 };
 
+// Where keys were written, for messages.
+struct ConfigPlaces {
+  std::string file = "configuration";         // for keys that were not written
+  std::map<std::string, std::string> of_key;  // path -> "file:line:column" or "--set a.b=v"
+  const std::string& of(const std::string& path) const {
+    const auto found = of_key.find(path);
+    return found == of_key.end() ? file : found->second;
+  }
+};
+
 struct Config {
   ModelSection model;
   DataConfig data;
@@ -268,6 +280,7 @@ struct Config {
   enum class Device { Cpu, Cuda } device = Device::Cpu;
   SnapshotConfig snapshot;
   std::string output = "runs/default";
+  ConfigPlaces places;
   void describe(Keys& k) {
     k.section("model", model, "what is trained");
     k.section("data", data, "what it is trained on");
@@ -303,6 +316,18 @@ Model make_model(const ModelSection& section);
 void validate(Config& config);
 // global_batch = micro_batch * accumulation * ranks, if given; the backend and where this process runs.
 void check_against_world(const Config& config, std::int64_t ranks);
+// Code that knows a key only by its name begins a message with it ("train.global_batch: ..."): adds where that key was
+// written.
+void add_place(const Config& config, Error& error);
+template <class F>
+decltype(auto) with_places(const Config& config, F&& f) {
+  try {
+    return f();
+  } catch (Error& e) {
+    add_place(config, e);
+    throw;
+  }
+}
 // Sequences of a step.
 std::int64_t global_batch(const Config& config, std::int64_t ranks);
 // What the policy makes of these layers: which it checkpoints, what each keeps, and in which segments.

@@ -19,10 +19,10 @@ class Rules {
     if (!wrong ||
         std::any_of(paths.begin(), paths.end(), [&](const auto& path) { return context_.failed.contains(path); }))
       return;
-    const auto written =
-        std::find_if(paths.begin(), paths.end(), [&](const auto& path) { return context_.sources.contains(path); });
-    const std::string place = written == paths.end() ? context_.file : context_.sources.at(*written);
-    errors_.add(place, *paths.begin(), fmt::format(text, std::forward<Args>(args)...));
+    const auto written = std::find_if(paths.begin(), paths.end(),
+                                      [&](const auto& path) { return context_.places.of_key.contains(path); });
+    errors_.add(context_.places.of(written == paths.end() ? *paths.begin() : *written), *paths.begin(),
+                fmt::format(text, std::forward<Args>(args)...));
   }
 
  private:
@@ -121,8 +121,7 @@ void check_contradictions(Config& config, const CheckContext& context, ConfigErr
 
 void resolve_files(Config& config, const std::filesystem::path& folder, const CheckContext& context,
                    ConfigErrors& errors) {
-  const auto written = context.sources.find("data.files");
-  const std::string place = written == context.sources.end() ? context.file : written->second;
+  const std::string place = context.places.of("data.files");
   for (std::string& name : config.data.files) {
     const std::filesystem::path path = (folder / name).lexically_normal();
     std::error_code error;

@@ -2,7 +2,6 @@
 // and what would fit. A rule is skipped when one of its keys was already refused. The rule for one value alone is in
 // its description (config.h), not here.
 #pragma once
-#include <map>
 #include <set>
 
 #include "launcher/config.h"
@@ -11,9 +10,8 @@
 namespace regather {
 
 struct CheckContext {
-  std::set<std::string> failed;                // paths whose values were refused
-  std::map<std::string, std::string> sources;  // path -> where its value was written
-  std::string file;                            // for keys that were not written
+  std::set<std::string> failed;  // paths whose values were refused
+  ConfigPlaces places;
 };
 
 // Fills in model.vocab, too.

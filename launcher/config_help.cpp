@@ -6,14 +6,6 @@
 namespace regather {
 namespace {
 
-std::string unavailable_options(const Key& key) {
-  std::vector<std::string> names;
-  for (const KeyOption& option : key.options) {
-    if (!option.available) names.push_back(option.name);
-  }
-  return fmt::format("{}", fmt::join(names, ", "));
-}
-
 std::string default_of(const Key& key) { return key.required ? "none: it has to be given" : write_key(key); }
 
 std::string describe_key(const Key& key) {
@@ -65,8 +57,8 @@ same as this page about one key.
 
 Nothing is ignored: an unknown key, a key given twice, a value of the wrong type or out of range, and a contradiction between
 keys are refused, all at once, with file, line and column, before any work. A value that this build does not have is refused
-by name. `--set a.b=value` replaces one key; the value is read as YAML (`--set train.optimizer.betas=[0.9,0.99]`), and of
-several for one key the last counts.
+by name. `--set a.b=value` replaces one key of the file, once; the value is read as YAML
+(`--set train.optimizer.betas=[0.9,0.99]`).
 
 - An integer has no decimal point; numbers may be written `0.0003` or `3e-4`; neither may be quoted.
 - Sizes: `4096`, `512MiB`, `1.5GiB`. Durations: `500ms`, `60s`, `5min`.

@@ -24,32 +24,41 @@ constexpr std::array<Unit, 5> kByteUnits = {
 constexpr std::array<Unit, 4> kTimeUnits = {{{"h", 3600000}, {"min", 60000}, {"ms", 1}, {"s", 1000}}};
 constexpr std::array<Unit, 2> kWrittenTimeUnits = {{{"s", 1000}, {"ms", 1}}};
 
+// What a text says as a number. Out of range: it is a number, and no T can hold it.
 template <class T>
-std::optional<T> whole_number(std::string_view text) {
+struct Parsed {
+  std::optional<T> value{};
+  bool out_of_range = false;
+};
+
+template <class T>
+Parsed<T> whole_number(std::string_view text) {
   if (text.starts_with('+')) text.remove_prefix(1);
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  if (end != text.data() + text.size() || error == std::errc::invalid_argument) return {};
+  if (error == std::errc::result_out_of_range) return {.out_of_range = true};
   if constexpr (std::is_floating_point_v<T>) {
-    if (!std::isfinite(value)) return std::nullopt;
+    if (!std::isfinite(value)) return {};
   }
-  return value;
+  return {.value = value};
 }
 
 // "1.5GiB": a number and a unit that give a whole number of the smallest unit; 0 needs no unit.
 template <std::size_t N>
-std::optional<std::int64_t> with_unit(std::string_view text, const std::array<Unit, N>& units, bool unit_required) {
+Parsed<std::int64_t> with_unit(std::string_view text, const std::array<Unit, N>& units, bool unit_required) {
   for (const Unit& unit : units) {
     if (!text.ends_with(unit.name)) continue;
     std::string_view digits = text.substr(0, text.size() - unit.name.size());
     while (digits.ends_with(' ')) digits.remove_suffix(1);
-    const std::optional<double> number = whole_number<double>(digits);
-    if (!number) return std::nullopt;
-    const double value = *number * static_cast<double>(unit.factor);
-    if (value != std::floor(value) || std::abs(value) > 9.0e18) return std::nullopt;
-    return static_cast<std::int64_t>(value);
+    const Parsed<double> number = whole_number<double>(digits);
+    if (!number.value) return {.out_of_range = number.out_of_range};
+    const double value = *number.value * static_cast<double>(unit.factor);
+    if (std::abs(value) > 9.0e18) return {.out_of_range = true};
+    if (value != std::floor(value)) return {};
+    return {.value = static_cast<std::int64_t>(value)};
   }
-  return unit_required ? std::nullopt : whole_number<std::int64_t>(text);
+  return unit_required ? Parsed<std::int64_t>{} : whole_number<std::int64_t>(text);
 }
 
 template <std::size_t N>
@@ -112,15 +121,23 @@ std::string text_value(const std::string& text) {
   return quoted + "\"";
 }
 
-// What a scalar's words are called in a message.
+// A value as a person wrote it, for messages.
 std::string shown(const YamlNode& node) {
+  std::vector<std::string> items;
   switch (node.kind) {
     case YamlNode::Kind::Null: return "null";
-    case YamlNode::Kind::List: return "a list";
     case YamlNode::Kind::Map: return "a section";
-    case YamlNode::Kind::Scalar: break;
+    case YamlNode::Kind::Scalar: return node.quoted ? fmt::format("\"{}\"", node.text) : fmt::format("'{}'", node.text);
+    case YamlNode::Kind::List: break;
   }
-  return node.quoted ? fmt::format("\"{}\"", node.text) : fmt::format("'{}'", node.text);
+  for (const YamlNode& item : node.items)
+    items.push_back(item.kind == YamlNode::Kind::Scalar && !item.quoted ? item.text : shown(item));
+  return fmt::format("[{}]", fmt::join(items, ", "));
+}
+
+std::string item_type_of(const Key& key) {
+  if (std::holds_alternative<std::vector<std::int64_t>*>(key.target)) return "an integer";
+  return std::holds_alternative<std::array<double, 2>*>(key.target) ? "a number" : "text";
 }
 
 // Reads scalars of one key; each function returns nothing after it has reported.
@@ -129,10 +146,10 @@ class Reader {
   Reader(const Key& key, ConfigErrors& errors) : key_(key), errors_(errors) {}
 
   std::optional<std::int64_t> integer(const YamlNode& node) {
-    return in_range(node, plain(node) ? whole_number<std::int64_t>(node.text) : std::nullopt);
+    return in_range(node, plain(node) ? whole_number<std::int64_t>(node.text) : Parsed<std::int64_t>{});
   }
   std::optional<double> number(const YamlNode& node) {
-    return in_range(node, plain(node) ? whole_number<double>(node.text) : std::nullopt);
+    return in_range(node, plain(node) ? whole_number<double>(node.text) : Parsed<double>{});
   }
   // As a float: what overflows or vanishes in one is out of range.
   std::optional<float> single(const YamlNode& node) {
@@ -144,10 +161,10 @@ class Reader {
     return std::nullopt;
   }
   std::optional<std::int64_t> bytes(const YamlNode& node) {
-    return in_range(node, plain(node) ? with_unit(node.text, kByteUnits, false) : std::nullopt);
+    return in_range(node, plain(node) ? with_unit(node.text, kByteUnits, false) : Parsed<std::int64_t>{});
   }
   std::optional<std::int64_t> milliseconds(const YamlNode& node) {
-    return in_range(node, plain(node) ? with_unit(node.text, kTimeUnits, true) : std::nullopt);
+    return in_range(node, plain(node) ? with_unit(node.text, kTimeUnits, true) : Parsed<std::int64_t>{});
   }
   std::optional<bool> flag(const YamlNode& node) {
     if (plain(node) && (node.text == "true" || node.text == "false")) return node.text == "true";
@@ -163,14 +180,16 @@ class Reader {
     if (node.kind != YamlNode::Kind::Scalar) return wrong_type(node), std::nullopt;
     std::vector<std::string> names;
     for (std::size_t i = 0; i < key_.options.size(); ++i) {
-      names.push_back(key_.options[i].name);
+      if (key_.options[i].available) names.push_back(key_.options[i].name);
       if (key_.options[i].name != node.text) continue;
       if (key_.options[i].available) return i;
       report(node, "is not available in this build");
       return std::nullopt;
     }
-    const std::string near = nearest(node.text, names);
-    report(node, "is not known", near.empty() ? "" : fmt::format("; did you mean {}?", near));
+    const std::string near = names.size() > 1 ? nearest(node.text, names) : "", missing = unavailable_options(key_);
+    report(node, "is not known",
+           (near.empty() ? "" : fmt::format("; did you mean {}?", near)) +
+               (missing.empty() ? "" : fmt::format("; not in this build: {}", missing)));
     return std::nullopt;
   }
   void report(const YamlNode& node, std::string_view what, std::string_view hint = "") {
@@ -181,27 +200,34 @@ class Reader {
     if (node.kind == YamlNode::Kind::Scalar && node.text.empty()) {
       report(node, "is empty");
     } else if (node.kind == YamlNode::Kind::Scalar && node.quoted) {
-      report(node, fmt::format("is text (it is quoted), not {}", type_of(key_)));
+      report(node, fmt::format("is text (it is quoted), not {}", expected()));
     } else {
-      report(node, fmt::format("is not {}", type_of(key_)));
+      report(node, fmt::format("is not {}", expected()));
     }
   }
+  void begin_items() { in_list_ = true; }  // what follows are items of the key's list
 
  private:
+  std::string expected() const { return in_list_ ? item_type_of(key_) : type_of(key_); }
   static bool plain(const YamlNode& node) { return node.kind == YamlNode::Kind::Scalar && !node.quoted; }
   template <class T>
-  std::optional<T> in_range(const YamlNode& node, std::optional<T> value) {
-    if (!value) {
-      wrong_type(node);
-    } else if (!inside(static_cast<double>(*value), key_.range)) {
+  std::optional<T> in_range(const YamlNode& node, const Parsed<T>& parsed) {
+    if (parsed.value && inside(static_cast<double>(*parsed.value), key_.range)) return parsed.value;
+    if (parsed.value) {
       report(node, "is out of range");
-      return std::nullopt;
+    } else if (!parsed.out_of_range) {
+      wrong_type(node);
+    } else if (std::is_integral_v<T> && !node.text.starts_with('-')) {
+      report(node, fmt::format("is out of range (the largest integer is {})", std::numeric_limits<T>::max()));
+    } else {
+      report(node, "is out of range");
     }
-    return value;
+    return std::nullopt;
   }
 
   const Key& key_;
   ConfigErrors& errors_;
+  bool in_list_ = false;
 };
 
 template <class To, class From>
@@ -213,6 +239,7 @@ bool store(To& to, const std::optional<From>& value) {
 template <class T, class ReadItem>
 bool read_list(const YamlNode& node, std::vector<T>& to, Reader& reader, ReadItem read_item) {
   if (node.kind != YamlNode::Kind::List) return reader.wrong_type(node), false;
+  reader.begin_items();
   std::vector<T> values;
   for (const YamlNode& item : node.items) {
     if (const auto value = read_item(item)) values.push_back(*value);
@@ -224,6 +251,7 @@ bool read_list(const YamlNode& node, std::vector<T>& to, Reader& reader, ReadIte
 
 bool read_two(const YamlNode& node, std::array<double, 2>& to, Reader& reader) {
   if (node.kind != YamlNode::Kind::List || node.items.size() != 2) return reader.wrong_type(node), false;
+  reader.begin_items();
   const auto first = reader.number(node.items[0]), second = reader.number(node.items[1]);
   if (!first || !second) return false;
   to = {*first, *second};
@@ -313,6 +341,13 @@ std::string type_of(const Key& key) {
                  [](const std::vector<std::string>*) { return "a list of texts"; },
                  [](const std::array<double, 2>*) { return "a list of two numbers"; }},
       key.target);
+}
+
+std::string unavailable_options(const Key& key) {
+  std::vector<std::string> names;
+  for (const KeyOption& option : key.options)
+    if (!option.available) names.push_back(option.name);
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 std::string allowed(const Key& key) {

@@ -25,9 +25,10 @@ class ConfigErrors {
 
 // False, and one or more errors, if the value was not taken.
 bool read_key(const YamlNode& node, Key& key, ConfigErrors& errors);
-std::string write_key(const Key& key);  // "3e-05", "512MiB", "[0, 2]", "\"a b\""
-std::string type_of(const Key& key);    // "an integer"
-std::string allowed(const Key& key);    // "an integer >= 1"; "full, gradients, optimizer, none"
+std::string write_key(const Key& key);            // "3e-05", "512MiB", "[0, 2]", "\"a b\""
+std::string type_of(const Key& key);              // "an integer"
+std::string allowed(const Key& key);              // "an integer >= 1"; "full, gradients, optimizer, none"
+std::string unavailable_options(const Key& key);  // of a choice: "bf16"; empty: all are available
 
 // The nearest of the names, or empty if none is near. Hyphens and capitals do not count.
 std::string nearest(std::string_view name, const std::vector<std::string>& names);

@@ -83,11 +83,13 @@ Dataset::Dataset(DataOptions options) : options_(std::move(options)) {
                                  num_tokens(), options_.sequence, options_.sequence + 1));
   train_windows_ = windows - options_.held_out;
   if (train_windows_ < 1)
-    throw UsageError(fmt::format("data.files: hold {} windows of {} tokens, but data.held_out is {}", windows,
-                                 options_.sequence + 1, options_.held_out));
+    throw UsageError(
+        fmt::format("data.held_out: value {} leaves none of the {} windows of {} tokens in data.files to train on; "
+                    "allowed: an integer from 0 to {}",
+                    options_.held_out, windows, options_.sequence + 1, windows - 1));
   if (options_.evaluation > windows)
-    throw UsageError(fmt::format("data.files: hold {} windows of {} tokens, but an evaluation reads {} (eval.batches)",
-                                 windows, options_.sequence + 1, options_.evaluation));
+    throw UsageError(fmt::format("eval.batches: an evaluation reads {} windows of {} tokens, but data.files hold {}",
+                                 options_.evaluation, options_.sequence + 1, windows));
 }
 
 Dataset::~Dataset() = default;

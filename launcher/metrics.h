@@ -24,10 +24,6 @@ struct StepMetrics {
   bool skipped = false;
   double tokens_per_second() const { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0; }
 };
-struct EvalMetrics {
-  std::int64_t step = 0;  // after which
-  double loss = 0, seconds = 0;
-};
 
 std::string to_json_line(const StepMetrics& metrics);  // without the newline; numbers that are not finite are null
 std::string to_json_line(const EvalMetrics& metrics);

@@ -17,7 +17,7 @@ namespace regather {
 std::string describe_checkpointing(const Config& config);
 // "micro_batch 4 x accumulation 1 x ranks 2 = 8 sequences, 2048 tokens a step"
 std::string describe_batch(const Config& config, std::int64_t ranks);
-// The reduce mode, and for both modes the bytes of gradients that outlive a block's backward. Padding is left out.
+// The bytes of gradients that outlive a block's backward; if it matters, for both reduce modes. Padding is left out.
 struct ParameterCounts {
   std::int64_t all = 0, trainable = 0,
                largest_block = 0;  // elements; largest_block: of the unit with most trainable ones
@@ -29,12 +29,19 @@ std::string describe_reduce(const Config& config, const ParameterCounts& paramet
 struct RunBanner {
   std::int64_t ranks = 1, threads = 1, cpus = 1;  // cpus: that this rank may run on
   std::string host{};
+  std::int64_t ranks_here = 1, cpus_here = 1;  // on this rank's machine: how many, and CPUs that any of them may run on
   ParameterCounts parameters{};
 };
+// "full, 2 resident slots, prefetch 1"
+std::string describe_sharding(const Config& config);
 // A block of lines, each "  name     text", and a warning if there are more threads than CPUs.
 std::string start_banner(const Config& config, const RunBanner& banner);
-// CPUs that this process may run on.
-std::int64_t allowed_cpus();
+// CPUs that this process may run on, by their numbers; at least one.
+std::vector<int> allowed_cpus();
+
+// The last line of a run: how far it came, and where its results are.
+enum class RunEnd { AsAsked, Signal };
+std::string end_line(const RunSummary& summary, RunEnd end, const std::filesystem::path& file);
 
 std::string human_bytes(std::int64_t bytes);  // "12.3 MiB"
 std::string human_seconds(double seconds);    // "1:02:03", "0:07"

@@ -1,9 +1,9 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <numeric>
 #include <thread>
 
-#include "launcher/config_value.h"
 #include "launcher/progress.h"
 
 namespace regather {
@@ -22,12 +22,25 @@ std::string ranges(const std::vector<int>& numbers) {
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
-std::string spelled(const Config& config, std::string_view path) {
-  Config copy = config;
-  Keys keys = keys_of(copy);
-  const Key* key = keys.find(path);
-  check(key != nullptr, "no key {}", path);
-  return write_key(*key);
+// "1 thread", "2 threads"
+std::string counted(std::int64_t n, std::string_view what) {
+  return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
+}
+
+// Ranks that are threads share the CPUs of their process, processes those of their machine; and a launcher may tie a
+// rank to fewer CPUs than it has threads.
+std::string warn_of_threads(const Config& config, const RunBanner& b) {
+  const bool one_process = ranks_are_threads(config);
+  if (!one_process && b.threads > b.cpus)
+    return fmt::format(
+        "  warning: the {} threads of a rank share {}: slower, same numbers; with mpirun, --bind-to none lets a rank "
+        "use "
+        "every CPU\n",
+        b.threads, counted(b.cpus, "CPU"));
+  const std::int64_t ranks = one_process ? b.ranks : b.ranks_here, cpus = std::max(b.cpus, b.cpus_here);
+  if (ranks * b.threads <= cpus) return "";
+  return fmt::format("  warning: {} of {} share {}: slower, same numbers\n", counted(ranks, "rank"),
+                     counted(b.threads, "thread"), counted(cpus, "CPU"));
 }
 
 constexpr std::int64_t kGradientBytes = 4;  // fp32
@@ -87,10 +100,25 @@ ParameterCounts parameter_counts(const Model& model) {
 std::string describe_reduce(const Config& config, const ParameterCounts& parameters, std::int64_t ranks) {
   using Reduce = TrainConfig::Reduce;
   const auto take = [&](Reduce reduce) { return human_bytes(gradient_bytes(config, parameters, ranks, reduce)); };
+  const std::string takes = fmt::format("gradients take {} a rank", take(config.train.reduce));
+  if (config.train.accumulation == 1) return takes;  // both modes are the same
   const bool each = config.train.reduce == Reduce::EachMicroBatch;
-  return fmt::format("{}: gradients take {} a rank ({}: {})", each ? "each_micro_batch" : "once",
-                     take(config.train.reduce), each ? "once" : "each_micro_batch",
-                     take(each ? Reduce::Once : Reduce::EachMicroBatch));
+  const std::string other = take(each ? Reduce::Once : Reduce::EachMicroBatch);
+  return fmt::format("{}: {} ({}: {})", each ? "each_micro_batch" : "once", takes, each ? "once" : "each_micro_batch",
+                     other == take(config.train.reduce) ? "the same" : other);
+}
+
+std::string describe_sharding(const Config& config) {
+  const ShardingConfig& s = config.sharding;
+  switch (s.strategy) {
+    case ShardingConfig::Strategy::Full: break;
+    case ShardingConfig::Strategy::Gradients:
+      return "gradients: of gradients and optimizer state; each rank has all parameters";
+    case ShardingConfig::Strategy::Optimizer:
+      return "optimizer: of optimizer state; each rank has all parameters and gradients";
+    case ShardingConfig::Strategy::None: return "none: each rank has everything (data parallel)";
+  }
+  return fmt::format("full, {}, prefetch {}", counted(s.resident_slots, "resident slot"), s.prefetch_blocks());
 }
 
 std::string start_banner(const Config& config, const RunBanner& b) {
@@ -99,35 +127,42 @@ std::string start_banner(const Config& config, const RunBanner& b) {
   const auto line = [&](std::string_view name, const std::string& value) {
     text += fmt::format("  {:<14} {}\n", name, value);
   };
-  line("ranks", fmt::format("{} ({}), {} thread{} each, {} CPU{} allowed{}", b.ranks,
-                            spelled(config, "communication.backend"), b.threads, b.threads == 1 ? "" : "s", b.cpus,
-                            b.cpus == 1 ? "" : "s", b.host.empty() ? "" : " on " + b.host));
-  line("model", fmt::format("{}, {} layers, {} parameters ({} trained)", config.model.type, config.model.layers, p.all,
-                            p.trainable));
-  line("weight decay", fmt::format("{} tensors with ({} elements), {} without ({} elements)", p.decay_tensors, p.decay,
-                                   p.no_decay_tensors, p.no_decay));
+  line("ranks",
+       fmt::format("{} ({}), {} each, {} allowed{}", b.ranks, config.communication.backend,
+                   counted(b.threads, "thread"), counted(b.cpus, "CPU"), b.host.empty() ? "" : " on " + b.host));
+  line("model", fmt::format("{}, {}, {} parameters ({} trained)", config.model.type,
+                            counted(config.model.layers, "layer"), p.all, p.trainable));
+  line("weight decay", fmt::format("{} with ({}), {} without ({})", counted(p.decay_tensors, "tensor"),
+                                   counted(p.decay, "element"), p.no_decay_tensors, counted(p.no_decay, "element")));
   line("batch", describe_batch(config, b.ranks));
-  line("sharding", fmt::format("{}, {} resident slots, prefetch {}", spelled(config, "sharding.strategy"),
-                               config.sharding.resident_slots, config.sharding.prefetch_blocks()));
+  line("sharding", describe_sharding(config));
   line("checkpointing", describe_checkpointing(config));
   line("reduce", describe_reduce(config, p, b.ranks));
   line("output", config.output);
-  const bool threads_of_process = ranks_are_threads(config);
-  const std::int64_t wanted = b.threads * (threads_of_process ? b.ranks : 1);
-  if (wanted > b.cpus) {
-    text += fmt::format(
-        "  warning: {} threads share {} CPU{}: slower, same numbers; with mpirun, --bind-to none lets a rank use "
-        "every CPU\n",
-        wanted, b.cpus, b.cpus == 1 ? "" : "s");
-  }
-  return text;
+  return text + warn_of_threads(config, b);
 }
 
-std::int64_t allowed_cpus() {
+std::vector<int> allowed_cpus() {
+  std::vector<int> cpus;
   cpu_set_t set;
   CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1U, std::thread::hardware_concurrency());
+  const bool known = ::sched_getaffinity(0, sizeof(set), &set) == 0;
+  for (int cpu = 0; known && cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  if (cpus.empty()) {  // more of them than the set can hold
+    cpus.resize(std::max(1U, std::thread::hardware_concurrency()));
+    std::iota(cpus.begin(), cpus.end(), 0);
+  }
+  return cpus;
+}
+
+std::string end_line(const RunSummary& s, RunEnd end, const std::filesystem::path& file) {
+  std::string how_far = fmt::format("done: {}", counted(s.steps, "step"));
+  if (s.steps < s.config.train.steps)
+    how_far = fmt::format("stopped after step {} of {} ({})", s.steps, s.config.train.steps,
+                          end == RunEnd::Signal ? "a signal" : "train.stop_after");
+  return fmt::format("{}, loss {:.4f}, {:.0f} tok/s, {} a rank at most; see {}", how_far, s.loss.back(),
+                     s.tokens_per_second, human_bytes(s.memory.peak), file.string());
 }
 
 }  // namespace regather

@@ -1,7 +1,7 @@
 #include "launcher/ranks.h"
 
-#include <atomic>
 #include <cstdlib>
+#include <mutex>
 
 #include "dist/backend.h"
 #include "launcher/command_line.h"
@@ -18,9 +18,10 @@ CommunicatorOptions communicator_options(const Config& config) {
 }
 
 // Runs the program; on an error reports it and tells the other ranks. Returns the error's code.
-int run_and_leave(const MakeRankProgram& make, Communicator& comm, std::unique_ptr<RankProgram>& program,
-                  const ReportError& report) {
-  const auto leave = [&](const Error& error, ErrorOrigin origin) {
+int run_and_leave(const Config& config, const MakeRankProgram& make, Communicator& comm,
+                  std::unique_ptr<RankProgram>& program, const ReportError& report) {
+  const auto leave = [&](Error error, ErrorOrigin origin) {
+    add_place(config, error);
     report(error, origin, {comm.rank(), comm.size()});
     comm.leave(error.what(), error.code());
     return static_cast<int>(error.code());
@@ -31,6 +32,8 @@ int run_and_leave(const MakeRankProgram& make, Communicator& comm, std::unique_p
     return static_cast<int>(ExitCode::Done);
   } catch (const PeerFailed& e) {
     return leave(e, ErrorOrigin::Peer);
+  } catch (const FoundByAllRanks& e) {
+    return leave(e, ErrorOrigin::AllRanks);
   } catch (const Error& e) {
     return leave(e, ErrorOrigin::Here);
   } catch (const std::bad_alloc&) {
@@ -40,6 +43,25 @@ int run_and_leave(const MakeRankProgram& make, Communicator& comm, std::unique_p
   }
 }
 
+// Of several failures, the code of the first; but one that only noticed another rank's end gives way to that rank's
+// own.
+class FirstFailure {
+ public:
+  void add(ExitCode code, ErrorOrigin origin) {
+    const bool follows = origin == ErrorOrigin::Peer || code == ExitCode::PeerVanished;
+    const std::lock_guard lock(mutex_);
+    if (code_ != ExitCode::Done && (follows || !follows_)) return;
+    code_ = code;
+    follows_ = follows;
+  }
+  int code() const { return static_cast<int>(code_); }  // when the ranks have ended
+
+ private:
+  std::mutex mutex_;
+  ExitCode code_ = ExitCode::Done;
+  bool follows_ = false;
+};
+
 }  // namespace
 
 int run_on_ranks(const Config& config, const MakeRankProgram& make, const ReportError& report) {
@@ -47,19 +69,22 @@ int run_on_ranks(const Config& config, const MakeRankProgram& make, const Report
   if (backend.ranks == Backend::Ranks::Threads) {
     SimOptions sim;
     static_cast<CommunicatorOptions&>(sim) = communicator_options(config);
-    std::atomic<int> code{0};
+    FirstFailure failure;
+    const ReportError note = [&](const Error& error, ErrorOrigin origin, const LaunchPlace& place) {
+      failure.add(error.code(), origin);  // now: leaving takes a while, and differently long on each rank
+      report(error, origin, place);
+    };
     run_ranks(static_cast<int>(config.communication.sim_ranks), sim, [&](Communicator& comm) {
       std::unique_ptr<RankProgram> program;
-      const int mine = run_and_leave(make, comm, program, report);
-      if (mine != 0) code = mine;
+      run_and_leave(config, make, comm, program, note);
     });
-    return code;
+    return failure.code();
   }
   const bool launched = launch_place([](const char* name) { return std::getenv(name); }).ranks > 1;
   std::unique_ptr<RankProgram> program;  // outlives the communicator: a failed one may have collectives under way
   const auto comm =
       launched ? backend.join(communicator_options(config)) : make_single_communicator(communicator_options(config));
-  const int code = run_and_leave(make, *comm, program, report);
+  const int code = run_and_leave(config, make, *comm, program, report);
   if (code == static_cast<int>(ExitCode::Done)) program.reset();
   return code;
 }

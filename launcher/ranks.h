@@ -18,14 +18,20 @@ class RankProgram {  // what one rank does; owns everything that its collectives
 };
 using MakeRankProgram = std::function<std::unique_ptr<RankProgram>(Communicator&)>;
 
-enum class ErrorOrigin { Here, Peer };  // Peer: the error says that another rank left
-struct LaunchPlace {                    // a rank of how many
+// An error that every rank meets alike: the first one says it for all, as it does a UsageError.
+class FoundByAllRanks : public Error {
+ public:
+  using Error::Error;
+};
+
+enum class ErrorOrigin { Here, Peer, AllRanks };  // Peer: the error says that another rank left
+struct LaunchPlace {                              // a rank of how many
   int rank = 0, ranks = 1;
 };
 using ReportError = std::function<void(const Error&, ErrorOrigin, const LaunchPlace&)>;
 
-// The exit code. `report` is called on a rank that fails, before it tells the others: a launcher may end this rank as
-// soon as another one has ended.
+// The exit code: of ranks that are threads, that of the failure which came first. `report` is called on a rank that
+// fails, before it tells the others: a launcher may end this rank as soon as another one has ended.
 int run_on_ranks(const Config& config, const MakeRankProgram& make, const ReportError& report);
 
 }  // namespace regather

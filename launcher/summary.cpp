@@ -73,6 +73,13 @@ Json collectives(const RunSummary& s) {
   return {{"per_step", per_step}, {"expected_matches", s.expected_matches}};
 }
 
+Json evaluations(const RunSummary& s) {
+  Json all = Json::array();
+  for (const EvalMetrics& e : s.evaluations)
+    all.push_back({{"step", e.step}, {"loss", e.loss}, {"seconds", e.seconds}});
+  return all;
+}
+
 Json checkpointing(const RunSummary& s) {
   Json plan = Json::array();
   for (const LayerPlan& layer : s.checkpointing.plan) {
@@ -89,6 +96,18 @@ Json checkpointing(const RunSummary& s) {
 bool written_by_a_run(const std::string& name) {
   const bool events = name.starts_with(RunFolder::kEventsPrefix) && name.ends_with(RunFolder::kEventsSuffix);
   return events || name == RunFolder::kConfig || name == RunFolder::kSummary || name == RunFolder::kMetrics;
+}
+
+[[noreturn]] void refuse_folder(const std::filesystem::path& folder, std::string_view why) {
+  throw UsageError(fmt::format("output: value '{}' {}", folder.string(), why));
+}
+
+std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::vector<std::filesystem::path> entries;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) entries.push_back(entry.path());
+  if (error) refuse_folder(folder, fmt::format("cannot be read: {}", error.message()));
+  return entries;
 }
 
 [[noreturn]] void fail(const std::filesystem::path& file, std::string_view what) {
@@ -133,35 +152,46 @@ std::string to_json(const RunSummary& s) {
                      {"predicted",
                       {{"peak_bytes", s.predicted.peak_bytes},
                        {"step_seconds", s.predicted.step_seconds},
-                       {"bytes_on_wire", s.predicted.bytes_on_wire}}}};
+                       {"bytes_on_wire", s.predicted.bytes_on_wire}}},
+                     {"eval", evaluations(s)}};
   return json.dump(2) + "\n";
 }
 
 std::string to_json(const Config& config) { return config_json(config).dump(2) + "\n"; }
 
 RunFolder::RunFolder(std::filesystem::path folder, Existing existing) : folder_(std::move(folder)) {
-  const auto refuse = [&](std::string_view why) {
-    throw UsageError(fmt::format("output: value '{}' {}", folder_.string(), why));
-  };
+  require_usable(folder_, existing);
   std::error_code error;
-  if (std::filesystem::exists(folder_, error) && !std::filesystem::is_directory(folder_, error)) {
-    refuse("is not a folder; allowed: a folder that is new or empty");
-  }
   std::filesystem::create_directories(folder_, error);
-  if (error) refuse(fmt::format("cannot be made: {}", error.message()));
-  std::vector<std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::directory_iterator(folder_, error)) files.push_back(entry.path());
-  if (error) refuse(fmt::format("cannot be read: {}", error.message()));
-  if (::access(folder_.c_str(), W_OK) != 0) refuse(fmt::format("cannot be written to: {}", std::strerror(errno)));
+  if (error) refuse_folder(folder_, fmt::format("cannot be made: {}", error.message()));
+  for (const auto& file : entries_of(folder_)) {
+    const std::string name = file.filename().string();
+    if (written_by_a_run(name)) std::filesystem::remove(file, error);
+    if (error) refuse_folder(folder_, fmt::format("holds {}, which cannot be removed: {}", name, error.message()));
+  }
+}
+
+void RunFolder::require_usable(const std::filesystem::path& folder, Existing existing) {
+  std::error_code error;
+  std::filesystem::path there = std::filesystem::absolute(folder, error).lexically_normal();
+  if (std::filesystem::exists(there, error) && !std::filesystem::is_directory(there, error))
+    refuse_folder(folder, "is not a folder; allowed: a folder that is new or empty");
+  const bool made = !std::filesystem::exists(there, error);
+  while (!std::filesystem::exists(there, error) && there.has_relative_path()) there = there.parent_path();
+  if (!std::filesystem::is_directory(there, error))
+    refuse_folder(folder, fmt::format("cannot be made: {} is not a folder", there.string()));
+  if (::access(there.c_str(), W_OK) != 0)
+    refuse_folder(folder, fmt::format("cannot be {}: {}", made ? "made" : "written to", std::strerror(errno)));
+  if (made || existing == Existing::Overwrite) return;
+  const std::vector<std::filesystem::path> files = entries_of(folder);
   if (files.empty()) return;
-  if (existing == Existing::Refuse) {
-    refuse(fmt::format("holds files already ({}, ...); allowed: a folder that is new or empty, or --overwrite",
-                       std::min_element(files.begin(), files.end())->filename().string()));
-  }
-  for (const auto& file : files) {
-    if (written_by_a_run(file.filename().string())) std::filesystem::remove(file, error);
-    if (error) refuse(fmt::format("holds {}, which cannot be removed: {}", file.filename().string(), error.message()));
-  }
+  refuse_folder(folder, fmt::format("holds files already ({}, ...); allowed: a folder that is new or empty, or "
+                                    "--overwrite",
+                                    std::ranges::min(files).filename().string()));
+}
+
+bool RunFolder::occupied(const std::filesystem::path& folder) {
+  return std::filesystem::exists(folder) && !entries_of(folder).empty();
 }
 
 void RunFolder::write_config(const Config& config) const { write_file(file(kConfig), to_yaml(config)); }

@@ -26,6 +26,11 @@ struct MemorySummary {  // of a rank, the largest over the ranks
   std::int64_t peak_rss = 0, baseline_rss = 0;
 };
 
+struct EvalMetrics {
+  std::int64_t step = 0;  // after which
+  double loss = 0, seconds = 0;
+};
+
 struct LayerPlan {
   std::int64_t layer = 0;
   bool checkpointed = false;
@@ -38,6 +43,7 @@ struct RunSummary {
   double tokens_per_second = 0;
   SecondsSummary step_seconds;
   std::vector<double> loss, grad_norm;
+  std::vector<EvalMetrics> evaluations;
   MemorySummary memory;
   Ledger::Entries collectives_per_step;
   bool expected_matches = true;
@@ -65,6 +71,9 @@ class RunFolder {
   // are removed, and nothing else.
   enum class Existing { Refuse, Overwrite };
   RunFolder(std::filesystem::path folder, Existing existing);
+  // The same refusals; makes and removes nothing.
+  static void require_usable(const std::filesystem::path& folder, Existing existing);
+  static bool occupied(const std::filesystem::path& folder);  // exists and is not empty
   const std::filesystem::path& path() const { return folder_; }
   std::filesystem::path file(std::string_view name) const { return folder_ / name; }
   void write_config(const Config& config) const;

@@ -9,6 +9,14 @@ namespace {
 
 constexpr std::int64_t kStepsToLearn = 2;  // a parameter without any gradient in so many steps is an error
 constexpr Label kScalars{"scalars", Pass::Step};
+constexpr Label kEvaluationScalars{"scalars", Pass::Evaluation};
+
+// `doubles` values that were summed over the ranks in so many calls.
+Ledger::Entries scalars(const Label& label, std::int64_t calls, std::int64_t doubles, int ranks) {
+  const std::int64_t bytes = doubles * static_cast<std::int64_t>(sizeof(double));
+  return {{{Collective::AllReduce, std::string(label.unit), label.pass, DType::F64},
+           {.count = calls, .logical_bytes = bytes, .wire_bytes = bytes * (ranks - 1)}}};
+}
 
 std::int64_t counted_tokens(const Batch& batch) {
   const std::int32_t* targets = batch.targets.data<std::int32_t>();
@@ -33,7 +41,7 @@ Trainer::Trainer(const Model& model, Device& device, Communicator& comm, const T
       StackOptions{options.checkpoint, options.plan, options.strategy, options.prefetch, options.seed});
   for (const auto& unit : stack_->units())
     trainable_tensors_ += std::ranges::count_if(unit->table(), &ParamInfo::trainable);
-  if (trainable_tensors_ == 0) throw UsageError("every parameter of the model is frozen: there is nothing to train");
+  if (trainable_tensors_ == 0) throw UsageError("model.frozen: every parameter is frozen: there is nothing to train");
   optimizer_ = std::make_unique<ShardedOptimizer>(stack_->units(), device, options.optimizer);
 }
 
@@ -75,8 +83,9 @@ StepReport Trainer::step(std::span<const Batch> batches) {
         report.skipped = tokens == 0;
         if (!report.skipped) {
           const Sums own = forward_backward(batches, tokens);
-          double totals[] = {own.loss, own.squares};
+          double totals[] = {own.loss, own.squares, asked_to_stop()};
           comm_.all_reduce(totals, kScalars);
+          stop_asked_ = totals[2] > 0;
           report.loss = totals[0] / tokens;
           report.grad_norm = std::sqrt(totals[1]);
           report.skipped = !std::isfinite(report.loss) || !std::isfinite(report.grad_norm);
@@ -89,8 +98,8 @@ StepReport Trainer::step(std::span<const Batch> batches) {
           }
           for (auto& unit : stack_->units()) unit->parameters_changed();
           for (auto& unit : stack_->units()) unit->finish_refresh();
-          audit(report);
         }
+        report.audit = audit(expected(report), "the step");
         ++steps_done_;
         report.collectives = comm_.ledger().entries();
         report.forward_flops = trace_.forward_flops - flops[0];
@@ -130,38 +139,44 @@ void Trainer::check_every_parameter_learns(StepReport& report) {
                       trainable[i]->name, kStepsToLearn));
 }
 
+// Scalars: the tokens; then the loss, the norm and whether to stop; in the first steps which parameters have a
+// gradient.
 Ledger::Entries Trainer::expected(const StepReport& report) const {
+  if (report.tokens == 0) return scalars(kScalars, 1, 1, comm_.size());
   Ledger::Entries entries = stack_->expected();
-  // Scalars: the tokens, then the loss and the norm; in the first steps whether each parameter has a gradient.
-  const std::int64_t doubles = 3 + (report.looked_at_each ? trainable_tensors_ : 0);
-  const std::int64_t bytes = doubles * static_cast<std::int64_t>(sizeof(double));
-  entries[{Collective::AllReduce, std::string(kScalars.unit), Pass::Step, DType::F64}] = {
-      .count = report.looked_at_each ? 3 : 2, .logical_bytes = bytes, .wire_bytes = bytes * (comm_.size() - 1)};
+  entries.merge(scalars(kScalars, report.looked_at_each ? 3 : 2, 4 + (report.looked_at_each ? trainable_tensors_ : 0),
+                        comm_.size()));
   return entries;
 }
 
-void Trainer::audit(StepReport& report) const {
-  report.audit = differences(expected(report), comm_.ledger().entries());
-  if (report.audit.empty() || options_.audit == TrainerOptions::Audit::Warn) return;
-  std::string text = "the step communicated other than planned (communication.audit: error)";
-  for (const std::string& line : report.audit) text += "\n  " + line;
+// The differences, if they are no error.
+std::vector<std::string> Trainer::audit(const Ledger::Entries& expected, std::string_view what) const {
+  std::vector<std::string> found = differences(expected, comm_.ledger().entries());
+  if (found.empty() || options_.audit == TrainerOptions::Audit::Warn) return found;
+  std::string text = fmt::format("{} communicated other than planned (communication.audit: error)", what);
+  for (const std::string& line : found) text += "\n  " + line;
   throw Error(text);
 }
 
-double Trainer::evaluate(std::int64_t batches, const std::function<Batch(std::int64_t)>& batch) {
+EvaluationReport Trainer::evaluate(std::int64_t batches, const std::function<Batch(std::int64_t)>& batch) {
   return with_context([&] { return fmt::format("evaluation after step {}", steps_done_); },
                       [&] {
                         comm_.set_where(fmt::format("evaluation after step {}", steps_done_));
-                        double totals[] = {0, 0};
+                        comm_.reset_ledger();
+                        double totals[] = {0, 0, 0};
                         for (std::int64_t i = 0; i < batches; ++i) {
                           const Batch b = batch(i);
                           const Tensor losses = stack_->evaluate(b.tokens, b.targets);
                           totals[0] += sum(losses);
                           totals[1] += static_cast<double>(counted_tokens(b));
                         }
-                        comm_.all_reduce(totals, {"scalars", Pass::Evaluation});
+                        totals[2] = asked_to_stop();
+                        comm_.all_reduce(totals, kEvaluationScalars);
+                        stop_asked_ = totals[2] > 0;
                         if (totals[1] == 0) throw Error("no token to evaluate on");
-                        return totals[0] / totals[1];
+                        Ledger::Entries expected = stack_->expected_of_evaluation(batches);
+                        expected.merge(scalars(kEvaluationScalars, 1, 3, comm_.size()));
+                        return EvaluationReport{totals[0] / totals[1], audit(expected, "the evaluation")};
                       });
 }
 

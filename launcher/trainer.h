@@ -28,6 +28,8 @@ struct TrainerOptions {
   enum class Nonfinite { Error, Skip } nonfinite = Nonfinite::Error;
   enum class Audit { Error, Warn } audit = Audit::Error;
   std::uint64_t seed = 1;
+  // Is this rank asked to stop? Read once in every step and evaluation, on every rank. Empty: never.
+  std::function<bool()> stop_asked{};
 };
 
 struct StepReport {
@@ -42,6 +44,11 @@ struct StepReport {
   std::vector<std::string> audit;  // differences to the plan; empty: as expected
 };
 
+struct EvaluationReport {
+  double loss = 0;                 // mean over all counted tokens of all ranks
+  std::vector<std::string> audit;  // differences to the plan; empty: as expected
+};
+
 class Trainer {
  public:
   // The model, device and communicator outlive the trainer.
@@ -50,15 +57,17 @@ class Trainer {
   // batches: this rank's micro-batches of the step. Collective. Throws if the step can't be trusted (see
   // TrainerOptions).
   StepReport step(std::span<const Batch> batches);
-  // Mean loss over all counted tokens of all ranks' batches, made one at a time. Changes nothing. Collective: as many
-  // batches on every rank.
-  double evaluate(std::int64_t batches, const std::function<Batch(std::int64_t)>& batch);
-  double evaluate(std::span<const Batch> batches) {
+  // The loss of all ranks' batches, made one at a time. Changes nothing. Collective: as many batches on every rank.
+  EvaluationReport evaluate(std::int64_t batches, const std::function<Batch(std::int64_t)>& batch);
+  EvaluationReport evaluate(std::span<const Batch> batches) {
     return evaluate(static_cast<std::int64_t>(batches.size()),
                     [&](std::int64_t i) { return batches[static_cast<std::size_t>(i)]; });
   }
 
   std::int64_t steps_done() const { return steps_done_; }
+  // Was any rank asked to stop, as of the last step or evaluation? The same on all ranks. A step without a token to
+  // learn from does not find out.
+  bool stop_asked() const { return stop_asked_; }
   // The communication that the plan says a step like this one has, on this rank.
   Ledger::Entries expected(const StepReport& report) const;
   StackRunner& stack() { return *stack_; }
@@ -72,7 +81,8 @@ class Trainer {
   Tensor loss_weights(const Shape& shape, double total_tokens);
   Sums forward_backward(std::span<const Batch> batches, double total_tokens);
   void check_every_parameter_learns(StepReport& report);
-  void audit(StepReport& report) const;
+  std::vector<std::string> audit(const Ledger::Entries& expected, std::string_view what) const;
+  double asked_to_stop() const { return options_.stop_asked && options_.stop_asked() ? 1 : 0; }
 
   Device& device_;
   Communicator& comm_;
@@ -82,6 +92,7 @@ class Trainer {
   std::unique_ptr<ShardedOptimizer> optimizer_;
   std::vector<double> learned_;  // by trainable parameter: ranks that saw a gradient in the first steps
   std::int64_t parameters_ = 0, trainable_tensors_ = 0, steps_done_ = 0, updates_ = 0;
+  bool stop_asked_ = false;
 };
 
 }  // namespace regather

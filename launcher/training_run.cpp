@@ -1,12 +1,11 @@
 #include "launcher/training_run.h"
 
-#include <omp.h>
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "launcher/machine.h"
-#include "tensor/ops/kernels.h"
 
 namespace regather {
 namespace {
@@ -45,21 +44,6 @@ void require_same_on_all_ranks(Communicator& comm, const std::string& mine, std:
     }
   }
   if (!text.empty()) throw UsageError(fmt::format("the ranks were started with different {}:{}", what, text));
-}
-
-BatchGrid batch_grid(const Config& config, int world) {
-  return {.ranks = world, .micro_batch = config.train.micro_batch, .accumulation = config.train.accumulation};
-}
-
-DataOptions data_options(const Config& config, const BatchGrid& grid) {
-  DataOptions options;
-  for (const std::string& file : config.data.files) options.files.emplace_back(file);
-  options.sequence = config.data.sequence;
-  options.seed = static_cast<std::uint64_t>(config.train.seed);
-  // Counted in steps, so that ranks and micro-batches of one global batch train and evaluate on the same windows.
-  options.held_out = config.data.held_out;
-  if (config.eval.every > 0) options.evaluation = config.eval.batches * grid.sequences_per_step();
-  return options;
 }
 
 TrainerOptions trainer_options(const Config& config) {
@@ -113,55 +97,67 @@ MemoryForecast forecast_memory(const Config& config, const Model& model, int ran
                        Tensor(device.memory, shape, Tag::Workspace, DType::I32), 0});
   trainer.step(batches);  // buffers that live from the first backward on are there at the peak of the second
   trainer.step(batches);
+  if (config.eval.every > 0 && config.eval.every <= config.train.steps)
+    trainer.evaluate(std::span<const Batch>(batches).first(1));
   return {device.memory.peak_total(), device.memory.at_peak(), device.memory.peak_by_tag()};
 }
 
 TrainingRun::TrainingRun(const Config& config, const TrainOptions& options, const StopSignal& stop, Communicator& comm)
     : config_(config),
       options_(options),
-      stop_(stop),
       comm_(comm),
       device_(Allocator::Mode::Real, config.memory.limit),
-      grid_(batch_grid(config, comm.size())),
-      model_(make_model(config.model)),
-      data_(data_options(config, grid_)) {
+      inputs_(config, comm.size()) {
   comm_.set_where("start");
-  kernels();  // an instruction set that was asked for and is not here is refused now
-  check_against_world(config, comm.size());
   require_same_on_all_ranks(comm, to_json(config), "configurations");
-  require_same_on_all_ranks(
-      comm, nlohmann::json{{"data", {{"tokens", data_.num_tokens()}, {"hash", data_.fingerprint()}}}}.dump(), "data");
-  omp_set_num_threads(static_cast<int>(config.threads));
-  forecast_ = forecast_memory(config, model_, comm.rank(), comm.size());
+  require_same_on_all_ranks(comm, inputs_.identity(), "data");
+  forecast_ = forecast_memory(config, inputs_.model, comm.rank(), comm.size());
+  if (config.memory.limit > 0)
+    require_memory(config, speaks() ? forecast_ : forecast_memory(config, inputs_.model, 0, comm.size()), comm.size());
+  const auto existing = options.overwrite ? RunFolder::Existing::Overwrite : RunFolder::Existing::Refuse;
+  if (speaks()) RunFolder::require_usable(config.output, existing);
+  const auto places = comm.exchange(nlohmann::json{host_name(), allowed_cpus()}.dump());
   if (speaks()) {
-    folder_ = std::make_unique<RunFolder>(
-        config.output, options.overwrite ? RunFolder::Existing::Overwrite : RunFolder::Existing::Refuse);
-    folder_->write_config(config);
-    metrics_ = std::make_unique<MetricsLog>(*folder_);
     progress_ = std::make_unique<Progress>(stdout, terminal_of(stdout), config.train.steps);
-    speak_banner();
+    speak_banner(places);
   }
-  comm_.barrier({"scalars", Pass::Step});
   baseline_resident_ = resident_memory().now;
   reset_peak_resident_memory();
-  trainer_ = std::make_unique<Trainer>(model_, device_, comm, trainer_options(config));
+  TrainerOptions trainer = trainer_options(config);
+  trainer.stop_asked = [&stop] { return stop.received(); };
+  trainer_ = std::make_unique<Trainer>(inputs_.model, device_, comm, trainer);
+  if (speaks()) {  // only now, so that a run that could not begin leaves nothing behind
+    folder_ = std::make_unique<RunFolder>(config.output, existing);
+    folder_->write_config(config);
+    metrics_ = std::make_unique<MetricsLog>(*folder_);
+  }
   if (comm.size() > 1) device_.between_ops = [this] { comm_.progress(); };
 }
 
-void TrainingRun::speak_banner() {
+// places: of each rank, its machine and the CPUs that it may run on.
+void TrainingRun::speak_banner(const std::vector<std::string>& places) {
   RunBanner banner;
   banner.ranks = comm_.size();
   banner.threads = config_.threads;
-  banner.cpus = allowed_cpus();
+  banner.cpus = static_cast<std::int64_t>(allowed_cpus().size());
   banner.host = host_name();
-  banner.parameters = parameter_counts(model_);
+  banner.ranks_here = 0;
+  std::set<int> cpus_here;
+  for (const std::string& text : places) {
+    const auto place = nlohmann::json::parse(text);
+    if (place.at(0) != banner.host) continue;
+    ++banner.ranks_here;
+    for (const auto& cpu : place.at(1)) cpus_here.insert(cpu.get<int>());
+  }
+  banner.cpus_here = static_cast<std::int64_t>(cpus_here.size());
+  banner.parameters = parameter_counts(inputs_.model);
   progress_->banner(start_banner(config_, banner));
 }
 
 std::vector<Batch> TrainingRun::batches(std::int64_t step) {
   std::vector<Batch> out;
-  for (std::int64_t m = 0; m < grid_.accumulation; ++m)
-    out.push_back(data_.batch(device_.memory, grid_, comm_.rank(), step - 1, m));
+  for (std::int64_t m = 0; m < inputs_.grid.accumulation; ++m)
+    out.push_back(inputs_.data.batch(device_.memory, inputs_.grid, comm_.rank(), step - 1, m));
   return out;
 }
 
@@ -172,14 +168,14 @@ void TrainingRun::run() {
   for (std::int64_t step = 1; step <= end && !stopped; ++step) {
     train_step(step);
     if (config_.eval.every > 0 && step % config_.eval.every == 0) evaluate(step);
-    stopped = stop_together();
+    stopped = trainer_->stop_asked();
   }
   const RunSummary summary = summarize();
   if (!speaks()) return;
   progress_->finish();
-  if (stopped) progress_->note(fmt::format("stopped by a signal after step {}", reports_.size()));
   folder_->write_summary(summary);
   if (!options_.json_file.empty()) write_file(options_.json_file, to_json(summary));
+  progress_->note(end_line(summary, stopped ? RunEnd::Signal : RunEnd::AsAsked, folder_->file(RunFolder::kSummary)));
 }
 
 void TrainingRun::train_step(std::int64_t step) {
@@ -199,25 +195,25 @@ void TrainingRun::train_step(std::int64_t step) {
     for (const std::string& line : report.audit) progress_->note("communication differs from the plan: " + line);
     progress_->step(m);
   }
+  communicated_as_planned_ = communicated_as_planned_ && report.audit.empty();
   if (!reports_.empty()) reports_.back().collectives.clear();  // only the last step's are reported
   reports_.push_back(std::move(report));
 }
 
 void TrainingRun::evaluate(std::int64_t step) {
   const auto begin = std::chrono::steady_clock::now();
-  const double loss = trainer_->evaluate(data_.evaluation_batches(grid_), [&](std::int64_t i) {
-    return data_.evaluation_batch(device_.memory, grid_, comm_.rank(), i);
+  const RunInputs& in = inputs_;
+  const EvaluationReport report = trainer_->evaluate(in.data.evaluation_batches(in.grid), [&](std::int64_t i) {
+    return in.data.evaluation_batch(device_.memory, in.grid, comm_.rank(), i);
   });
+  communicated_as_planned_ = communicated_as_planned_ && report.audit.empty();
   if (!speaks()) return;
-  const EvalMetrics m{step, loss, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
+  const EvalMetrics m{step, report.loss,
+                      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
+  evaluations_.push_back(m);
   metrics_->append(m);
+  for (const std::string& line : report.audit) progress_->note("communication differs from the plan: " + line);
   progress_->evaluation(m);
-}
-
-bool TrainingRun::stop_together() {  // a signal may reach some ranks only, or between two steps of different ranks
-  double asked = stop_.received() ? 1 : 0;
-  comm_.all_reduce(std::span(&asked, 1), {"scalars", Pass::Step});
-  return asked > 0;
 }
 
 RunSummary TrainingRun::summarize() {
@@ -230,15 +226,15 @@ RunSummary TrainingRun::summarize() {
     seconds.push_back(r.seconds);
     s.loss.push_back(r.loss);
     s.grad_norm.push_back(r.grad_norm);
-    s.expected_matches = s.expected_matches && r.audit.empty();
   }
+  s.evaluations = evaluations_;
   s.step_seconds = summarize_seconds(seconds);
   const StepReport& last = reports_.back();
   s.tokens_per_second = s.step_seconds.median > 0 ? static_cast<double>(last.tokens) / s.step_seconds.median : 0;
   s.collectives_per_step = last.collectives;
 
   std::vector<std::int64_t> mine{device_.memory.peak_total(), resident_memory().peak, baseline_resident_,
-                                 forecast_.peak, s.expected_matches ? 0 : 1};
+                                 forecast_.peak, communicated_as_planned_ ? 0 : 1};
   for (Tag tag : kAllTags) mine.push_back(device_.memory.at_peak()[index(tag)]);
   for (Tag tag : kAllTags) mine.push_back(device_.memory.peak(tag));
   const auto largest = largest_over_ranks(comm_, mine);

@@ -6,21 +6,18 @@
 #include <string_view>
 #include <vector>
 
-#include "launcher/data.h"
 #include "launcher/metrics.h"
+#include "launcher/preflight.h"
 #include "launcher/progress.h"
 #include "launcher/stop_signal.h"
 #include "launcher/train.h"
 #include "launcher/trainer.h"
-#include "model/registry.h"
 
 namespace regather {
 
 TrainerOptions trainer_options(const Config& config);
-BatchGrid batch_grid(const Config& config, int world);
-DataOptions data_options(const Config& config, const BatchGrid& grid);
 
-// What one step needs on this rank, by running it without storage.
+// What steps, and evaluations if there are any, need on this rank, by running them without storage.
 struct MemoryForecast {
   std::int64_t peak = 0;
   BytesByTag at_peak{}, peak_of{};
@@ -39,20 +36,16 @@ class TrainingRun final : public RankProgram {
  private:
   void train_step(std::int64_t step);
   void evaluate(std::int64_t step);
-  bool stop_together();
   std::vector<Batch> batches(std::int64_t step);
-  void speak_banner();
+  void speak_banner(const std::vector<std::string>& places);
   RunSummary summarize();
   bool speaks() const { return comm_.rank() == 0; }
 
   const Config& config_;
   const TrainOptions& options_;
-  const StopSignal& stop_;
   Communicator& comm_;
   CpuDevice device_;
-  BatchGrid grid_;
-  Model model_;
-  Dataset data_;
+  RunInputs inputs_;
   std::unique_ptr<Trainer> trainer_;
   MemoryForecast forecast_;
   std::int64_t baseline_resident_ = 0;
@@ -60,6 +53,8 @@ class TrainingRun final : public RankProgram {
   std::unique_ptr<MetricsLog> metrics_;
   std::unique_ptr<Progress> progress_;
   std::vector<StepReport> reports_;
+  std::vector<EvalMetrics> evaluations_;
+  bool communicated_as_planned_ = true;
 };
 
 }  // namespace regather

@@ -52,6 +52,7 @@ run 0 mpi 2 "$program" train c.yaml --json copy.json
 lines out "^step ./3  loss " 3
 says out "2 (mpi), 1 thread each"
 grep -q $'\033' out && fail "control codes in a file"
+lines out "^done: 3 steps, loss .*; see run/summary.json$" 1
 cmp copy.json run/summary.json || fail "--json is not a copy of summary.json"
 python3 - <<'PY' || fail "what the run left behind"
 import json
@@ -62,6 +63,7 @@ lines = [json.loads(line) for line in open("run/metrics.jsonl")]
 assert [line["step"] for line in lines] == [1, 2, 3] and [line["loss"] for line in lines] == s["loss"]
 PY
 run 0 "$program" check run/config.yaml
+says out "# output: holds files already, train needs --overwrite"
 
 run 2 mpi 2 "$program" train c.yaml
 lines err "regather: error:" 1
@@ -74,5 +76,26 @@ python3 - <<'PY' || fail "ranks as threads and as processes differ"
 import json
 assert json.load(open("run/summary.json"))["loss"] == json.load(open("run_sim/summary.json"))["loss"]
 PY
-run 3 "$program" train c.yaml --set memory.limit=64KiB --set output=run_small
-says err "regather: error: "
+
+# Evaluations are in the summary, and in what was predicted and expected.
+run 0 mpi 2 "$program" train c.yaml --set train.steps=4 --set eval='{every: 2, batches: 3}' --set output=run_eval
+python3 - <<'PY' || fail "the evaluations of a run"
+import json
+s = json.load(open("run_eval/summary.json"))
+assert [e["step"] for e in s["eval"]] == [2, 4] and all(0 < e["loss"] < 7 for e in s["eval"]), s["eval"]
+assert s["collectives"]["expected_matches"] is True and s["memory_bytes"]["peak"] == s["predicted"]["peak_bytes"]
+assert json.load(open("run/summary.json"))["eval"] == []
+PY
+
+# What does not fit is refused before anything is made, once, by every command in the same words.
+run 3 mpi 2 "$program" train c.yaml --set memory.limit=64KiB --set output=run_small
+lines err "regather: error:" 1
+says err "--set memory.limit=64KiB: memory.limit: value 64.0 KiB (65536 bytes) is less than a rank needs with 2 ranks: "
+says err "optimizer"
+[[ ! -e run_small ]] || fail "a refused run made its folder"
+refusal=$(grep "regather: error:" err)
+run 3 mpi 2 "$program" check c.yaml --set memory.limit=64KiB --set output=run_small
+[[ $(grep "regather: error:" err) == "$refusal" ]] || fail "check refuses in other words: $refusal"
+run 2 mpi 2 "$program" train c.yaml --set output=run_small --json no/such/folder.json
+lines err "regather: error: --json: value 'no/such/folder.json' cannot be written" 1
+[[ ! -e run_small ]] || fail "a refused run made its folder"

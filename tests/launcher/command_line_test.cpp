@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 namespace regather {
 namespace {
@@ -46,7 +47,7 @@ class CommandLine : public ::testing::Test {
               ("command_line_" + std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()));
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
-    std::ofstream(folder_ / "text") << "some text";
+    std::ofstream(folder_ / "text") << std::string(600, 'x');
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
   std::string config(const std::string& rest = "") {
@@ -61,6 +62,8 @@ TEST_F(CommandLine, HelpFitsAScreen) {
   EXPECT_EQ(help.code, 0);
   EXPECT_EQ(help.err, "");
   EXPECT_LE(std::count(help.out.begin(), help.out.end(), '\n'), 24);
+  std::istringstream lines(help.out);
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80U) << line;
   for (const std::string missing : {"fit", "plan", "export"}) EXPECT_EQ(help.out.find(missing), std::string::npos);
   EXPECT_EQ(run({}).out, help.out);
   EXPECT_EQ(run({"train", "--help"}).out, help.out);
@@ -98,6 +101,12 @@ TEST_F(CommandLine, BadOptionsAreUsageErrors) {
   }
 }
 
+TEST_F(CommandLine, AnOptionWithoutItsValueIsNamed) {
+  for (const std::string option : {"--set", "--json"})
+    EXPECT_EQ(run({"train", config(), option}).err,
+              "regather: error: " + option + ": needs a value; see regather --help\n");
+}
+
 TEST_F(CommandLine, CheckPrintsAnEffectiveConfigurationThatChecksToItself) {
   const Outcome first =
       run({"check", config("train: {steps: 7}\n"), "--set", "model.layers=3", "--set", "train.seed=5"});
@@ -105,18 +114,18 @@ TEST_F(CommandLine, CheckPrintsAnEffectiveConfigurationThatChecksToItself) {
   EXPECT_NE(first.out.find("  layers: 3\n"), std::string::npos);
   EXPECT_NE(first.out.find("  seed: 5\n"), std::string::npos);
   EXPECT_NE(first.out.find("# checkpointing: full: layers 0-2 of 3\n"), std::string::npos);
-  EXPECT_NE(first.out.find("# reduce: each_micro_batch: gradients take "), std::string::npos);
+  EXPECT_NE(first.out.find("# reduce: gradients take "), std::string::npos);
   std::ofstream(folder_ / "c.yaml") << first.out;
   EXPECT_EQ(run({"check", (folder_ / "c.yaml").string()}).out, first.out);
 }
 
 TEST_F(CommandLine, CheckWritesJson) {
   const std::string json = (folder_ / "c.json").string();
-  EXPECT_EQ(run({"check", config(), "--set", "memory.limit=1MiB", "--json", json}).code, 0);
+  EXPECT_EQ(run({"check", config(), "--set", "memory.limit=1GiB", "--json", json}).code, 0);
   std::ifstream stream(json);
   const auto parsed = nlohmann::json::parse(stream);
   EXPECT_EQ(parsed["model"]["hidden"], 384);
-  EXPECT_EQ(parsed["memory"]["limit"], 1 << 20);
+  EXPECT_EQ(parsed["memory"]["limit"], 1 << 30);
   EXPECT_EQ(parsed["model"]["vocab"], "auto");
   EXPECT_EQ(parsed["model"]["init_std"], 0.02);
   EXPECT_EQ(parsed["train"]["optimizer"]["betas"], (std::vector<double>{0.9, 0.95}));
@@ -150,12 +159,96 @@ TEST_F(CommandLine, GlobalBatchIsCheckedAgainstTheRanksThatWereStarted) {
   const std::string path = config("train: {global_batch: 8, micro_batch: 2}\n");
   const Outcome outcome = run({"train", path}, {0, 3});
   EXPECT_EQ(outcome.code, 2);
-  EXPECT_EQ(
-      outcome.err,
-      "regather: error: train.global_batch: value 8 is not micro_batch 2 x accumulation 1 x ranks 3 = 6; what fits: "
-      "global_batch 6, or ranks 4\n");
+  EXPECT_EQ(outcome.err,
+            "regather: error: " + path +
+                ":3:23: train.global_batch: value 8 is not micro_batch 2 x accumulation 1 x ranks 3 = 6; what fits: "
+                "global_batch 6, or ranks 4\n");
   EXPECT_EQ(run({"check", path}, {0, 3}).code, 2);
   EXPECT_EQ(run({"check", path}, {0, 4}).code, 0);
+}
+
+// Whatever a run is refused for before its first step.
+TEST_F(CommandLine, CheckRefusesWhatTrainWouldInTheSameWordsAndNothingIsLeftBehind) {
+  std::ofstream(folder_ / "file") << "x";
+  const auto output = [&](const std::string& name) { return "output: " + (folder_ / name).string() + "\n"; };
+  const auto model = [](const std::string& more) { return "model: {layers: 2, hidden: 32, heads: 2" + more + "}\n"; };
+  const std::string small = output("run") + model(""), three = "communication: {backend: sim, sim_ranks: 3}\n";
+  struct Case {
+    std::string keys, place_and_key;  // keys: from the third line on; the first two are data's
+    int code = 2;
+  };
+  const std::vector<Case> cases = {
+      {"  sequence: 700\n" + output("run") + model(", max_sequence: 700"), "2:10: data.files: "},
+      {"  held_out: 2\n" + small, "3:13: data.held_out: "},
+      {small + "eval: {every: 1, batches: 9}\n", "5:27: eval.batches: "},
+      {small + three + "train: {micro_batch: 2, global_batch: 8}\n", "6:39: train.global_batch: "},
+      {small + "memory: {limit: 64KiB}\n", "5:17: memory.limit: ", 3},
+      {small + three + "memory: {limit: 64KiB}\n", "6:17: memory.limit: ", 3},
+      {output("run") + model(", frozen: [\"*\"]"), "4:50: model.frozen: "},
+      {output("run") + model(", frozen: [nothing]"), "4:50: model.frozen: "},
+      {output("file") + model(""), "3:9: output: "},
+      {output("file/below") + model(""), "3:9: output: "},
+  };
+  for (const Case& c : cases) {
+    const std::string path = config(c.keys);
+    const Outcome check = run({"check", path}), train = run({"train", path}), compare = run({"compare", path});
+    EXPECT_EQ(check.code, c.code) << c.keys << check.err;
+    EXPECT_EQ(check.err.find("regather: error: " + path + ":" + c.place_and_key), 0U) << c.keys << check.err;
+    EXPECT_EQ(std::count(check.err.begin(), check.err.end(), '\n'), 1) << check.err;
+    EXPECT_EQ(check.out, "");
+    EXPECT_EQ(train.code, check.code) << c.keys;
+    EXPECT_EQ(train.err, check.err);
+    EXPECT_EQ(train.out, "") << "something was begun";
+    if (c.code == 2) {  // for compare, what does not fit is a row of its table
+      EXPECT_EQ(compare.err, check.err);
+      EXPECT_FALSE(std::filesystem::exists(folder_ / "run")) << c.keys;
+    }
+    std::filesystem::remove_all(folder_ / "run");
+    run({"train", path});
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "run")) << c.keys;
+  }
+}
+
+TEST_F(CommandLine, ARunThatNeedsMoreThanTheLimitSaysHowMuchAndForWhat) {
+  const std::string path = config("model: {layers: 2, hidden: 32, heads: 2}\nmemory: {limit: 64KiB}\n");
+  const Outcome outcome = run({"check", path});
+  for (const std::string words :
+       {"memory.limit: value 64.0 KiB (65536 bytes)", "with 1 rank: ", "parameters ", "optimizer ", "activations "})
+    EXPECT_NE(outcome.err.find(words), std::string::npos) << words << " in " << outcome.err;
+  // What it says is what is needed.
+  const std::string before = "with 1 rank: ";
+  const std::int64_t needed = std::stoll(outcome.err.substr(outcome.err.find(before) + before.size()));
+  const auto with_limit = [&](std::int64_t bytes) {
+    return run({"check", config("model: {layers: 2, hidden: 32, heads: 2}\n"), "--set",
+                "memory.limit=" + std::to_string(bytes)})
+        .code;
+  };
+  EXPECT_EQ(with_limit(needed), 0);
+  EXPECT_EQ(with_limit(needed - 1), 3);
+}
+
+TEST_F(CommandLine, AFileForJsonThatCannotBeWrittenIsRefusedBeforeAnyWork) {
+  const std::string output = "output: " + (folder_ / "run").string() + "\nmodel: {layers: 2, hidden: 32, heads: 2}\n";
+  const std::string path = config(output), nowhere = (folder_ / "no/such/x.json").string();
+  for (const std::string command : {"train", "compare", "check"}) {
+    const Outcome outcome = run({command, path, "--json", nowhere});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_EQ(outcome.err, "regather: error: --json: value '" + nowhere + "' cannot be written: there is no folder " +
+                               (folder_ / "no/such").string() + "\n");
+    EXPECT_EQ(run({command, path, "--json", folder_.string()}).code, 2);
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+}
+
+TEST_F(CommandLine, CheckSaysThatTheOutputIsOccupied) {
+  const std::string path = config("output: " + (folder_ / "run").string() + "\n");
+  EXPECT_EQ(run({"check", path}).out.find("# output"), std::string::npos);
+  std::filesystem::create_directories(folder_ / "run");
+  EXPECT_EQ(run({"check", path}).out.find("# output"), std::string::npos);
+  std::ofstream(folder_ / "run/notes") << "x";
+  const Outcome occupied = run({"check", path});
+  EXPECT_EQ(occupied.code, 0);
+  EXPECT_NE(occupied.out.find("# output: holds files already, train needs --overwrite\n"), std::string::npos);
 }
 
 TEST_F(CommandLine, CheckAloneDescribesTheRanksThatTheConfigurationAsksFor) {
@@ -197,6 +290,9 @@ TEST(ErrorLines, AreSaidByTheRankThatFailed) {
   const Error vanished("rank 2 vanished", ExitCode::PeerVanished);
   EXPECT_EQ(error_lines(vanished, ErrorOrigin::Peer, first), "regather: error: rank 0: rank 2 vanished\n");
   EXPECT_EQ(error_lines(vanished, ErrorOrigin::Peer, second), "regather: error: rank 1: rank 2 vanished\n");
+  // What all of them found is said once, whatever it is.
+  EXPECT_EQ(error_lines(OutOfMemory("full"), ErrorOrigin::AllRanks, first), "regather: error: full\n");
+  EXPECT_EQ(error_lines(OutOfMemory("full"), ErrorOrigin::AllRanks, second), "");
   EXPECT_EQ(error_lines(OutOfMemory("full\ntable"), ErrorOrigin::Here, second),
             "regather: error: rank 1: full\nregather: error: rank 1: table\n");
 }

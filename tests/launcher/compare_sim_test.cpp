@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <mutex>
 
 #include "launcher/compare_measure.h"
@@ -135,6 +136,47 @@ TEST(Compare, SeveralMicroBatchesAndFrozenParametersAgreeToo) {
   EXPECT_EQ(c.reference, 1);
   EXPECT_TRUE(holds(c));
   EXPECT_EQ(c.policies[0].timeline.backward_begin, 0);  // forward and backward alternate
+}
+
+TEST(Compare, ASignalEndsItAfterTheRoundsThatAreComplete) {
+  const TemporaryFolder folder;
+  const Config config = small(folder);
+  const CompareOptions options{.policies = {"none", "full"}, .steps = 1, .rounds = 3};
+  const auto stopped_after = [&](int asked_before) {
+    Comparison first;
+    run_ranks(2, {}, [&](Communicator& comm) {
+      int asked = 0;
+      PolicyMeasurement measurement(
+          config, options, comm, [](std::string_view) {}, [&] { return ++asked > asked_before && comm.rank() == 1; });
+      const Comparison c = measurement.run();
+      if (comm.rank() == 0) first = c;
+    });
+    return first;
+  };
+  // Round 0 has 3 steps a policy, of which the last is only drawn; later ones 2.
+  for (const auto& [steps, rounds] : std::map<int, int>{{5, 1}, {6, 1}, {8, 1}, {9, 1}, {10, 2}, {14, 3}}) {
+    const Comparison c = stopped_after(steps);
+    EXPECT_EQ(c.rounds, rounds) << steps;
+    for (const PolicyResult& p : c.policies) EXPECT_EQ(p.step_seconds.size(), static_cast<std::size_t>(rounds));
+    EXPECT_TRUE(holds(c));
+    EXPECT_GT(c.policies[1].slowdown, 0);
+  }
+  for (const int steps : {0, 1, 3, 4}) EXPECT_THROW(stopped_after(steps), Error) << steps;
+}
+
+TEST(Compare, RanksWithOtherOptionsAreRefused) {
+  const TemporaryFolder folder;
+  const Config config = small(folder);
+  std::string message;
+  try {
+    run_ranks(2, {}, [&](Communicator& comm) {
+      const CompareOptions options{.policies = {"none"}, .steps = 1 + comm.rank(), .rounds = 1};
+      PolicyMeasurement(config, options, comm, [](std::string_view) {});
+    });
+  } catch (const UsageError& e) {
+    message = e.what();
+  }
+  EXPECT_EQ(message, "the ranks were started with different options:\n  --steps: 1 on rank 0, 2 on rank 1");
 }
 
 TEST(Compare, PoliciesAreCheckedBeforeAnythingRuns) {

@@ -4,6 +4,8 @@
 
 #include <fstream>
 
+#include "launcher/config_value.h"
+
 namespace regather {
 namespace {
 
@@ -182,8 +184,16 @@ TEST(Config, AWrongTypeIsRefusedWithTheExpectedOne) {
   EXPECT_EQ(refusal(with_train("micro_batch: 2.0")),
             "c.yaml:4:16: train.micro_batch: value '2.0' is not an integer; allowed: an integer from 1 to 1048576");
   EXPECT_EQ(refusal(with_train("seed: 99999999999999999999")),
-            "c.yaml:4:9: train.seed: value '99999999999999999999' is not an integer; allowed: an integer >= 0");
-  EXPECT_EQ(refusal(with_train("steps: [3]")).find("c.yaml:4:10: train.steps: value a list is not an integer; "), 0U);
+            "c.yaml:4:9: train.seed: value '99999999999999999999' is out of range (the largest integer is "
+            "9223372036854775807); allowed: an integer >= 0");
+  EXPECT_EQ(refusal(with_train("seed: -99999999999999999999")),
+            "c.yaml:4:9: train.seed: value '-99999999999999999999' is out of range; allowed: an integer >= 0");
+  EXPECT_EQ(refusal(kData + "memory: {limit: 99999999TiB}\n")
+                .find("c.yaml:3:17: memory.limit: value '99999999TiB' is out of range ("),
+            0U);
+  EXPECT_EQ(refusal(with_train("clip_grad_norm: 1e999")),
+            "c.yaml:4:19: train.clip_grad_norm: value '1e999' is out of range; allowed: a number >= 0");
+  EXPECT_EQ(refusal(with_train("steps: [3]")).find("c.yaml:4:10: train.steps: value [3] is not an integer; "), 0U);
   EXPECT_EQ(refusal(with_train("steps: {a: 3}")).find("c.yaml:4:10: train.steps: value a section is not an integer; "),
             0U);
   EXPECT_EQ(refusal(kData + "model: {tie_embeddings: yes}\n"),
@@ -191,9 +201,10 @@ TEST(Config, AWrongTypeIsRefusedWithTheExpectedOne) {
   EXPECT_EQ(refusal("data: {files: a.txt}\n"),
             "c.yaml:1:15: data.files: value 'a.txt' is not a list of texts; allowed: a list of texts");
   EXPECT_EQ(refusal(with_train("optimizer: {betas: [0.9]}")),
-            "c.yaml:4:22: train.optimizer.betas: value a list is not a list of two numbers; allowed: a list of two "
-            "numbers, each >= "
-            "0 and < 1");
+            "c.yaml:4:22: train.optimizer.betas: value [0.9] is not a list of two numbers; allowed: a list of two "
+            "numbers, each >= 0 and < 1");
+  EXPECT_EQ(refusal(with_train("optimizer: {betas: [0.9, \"x\", [1]]}")).find("value [0.9, \"x\", [1]] is not a list "),
+            36U);
   EXPECT_EQ(refusal(kData + "communication: {timeout: 60}\n"),
             "c.yaml:3:26: communication.timeout: value '60' is not a duration; allowed: a duration such as 500ms, 60s "
             "or 5min, from "
@@ -207,12 +218,40 @@ TEST(Config, AWrongTypeIsRefusedWithTheExpectedOne) {
   }
 }
 
+TEST(Config, AnItemOfAListIsRefusedForWhatItIs) {
+  const std::string two = "; allowed: a list of two numbers, each >= 0 and < 1";
+  EXPECT_EQ(refusal(with_train("optimizer: {betas: [0.9, x]}")),
+            "c.yaml:4:28: train.optimizer.betas: value 'x' is not a number" + two);
+  EXPECT_EQ(refusal(with_train("optimizer: {betas: [0.9, 1.5]}")),
+            "c.yaml:4:28: train.optimizer.betas: value '1.5' is out of range" + two);
+  EXPECT_EQ(refusal(with_checkpointing("layers: [1, two]")),
+            "c.yaml:4:15: activation_checkpointing.layers: value 'two' is not an integer; allowed: a list of integers, "
+            "each >= 0");
+}
+
 TEST(Config, AnUnknownChoiceIsRefusedWithTheNearestOne) {
   EXPECT_EQ(refusal(kData + "sharding:\n  strategy: ful\n"),
             "c.yaml:4:13: sharding.strategy: value 'ful' is not known; allowed: full, gradients, optimizer, none; did "
             "you mean full?");
   EXPECT_EQ(refusal(kData + "model: {type: bert}\n"),
             "c.yaml:3:15: model.type: value 'bert' is not known; allowed: gpt2, llama");
+}
+
+// What is not in this build is named as such, and never what a person may have meant.
+TEST(Config, AnUnknownChoiceSaysWhatThisBuildDoesNotHave) {
+  Config config;
+  Keys keys = keys_of(config);
+  for (const Key& key : keys.keys()) {
+    const std::string missing = unavailable_options(key);
+    if (missing.empty()) continue;
+    const std::string near = missing.substr(0, missing.find(',')) + "x";
+    const std::string line = refusal(kData, {key.path + "=" + near});
+    EXPECT_NE(line.find("; not in this build: " + missing), std::string::npos) << line;
+    const std::size_t hint = line.find("did you mean ");
+    for (const KeyOption& option : key.options)
+      EXPECT_TRUE(option.available || hint == std::string::npos || line.find(option.name, hint) > line.find('?'))
+          << line;
+  }
 }
 
 TEST(Config, EveryNLayersTakesIntegersFromOne) {
@@ -342,7 +381,7 @@ TEST(Config, AContradictionOfARefusedValueIsNotReported) {
 
 TEST(Config, SetReplacesOneKey) {
   const Config config =
-      parse(with_train("steps: 3"), {"train.steps=5", "train.optimizer.betas=[0.5, 0.6]", "output=x", "output=runs/a b",
+      parse(with_train("steps: 3"), {"train.steps=5", "train.optimizer.betas=[0.5, 0.6]", "output=runs/a b",
                                      "train.schedule={type: constant, warmup_steps: 7}", "model.dropout=.5"});
   EXPECT_EQ(config.train.steps, 5);
   EXPECT_EQ(config.train.optimizer.betas, (std::array<double, 2>{0.5, 0.6}));
@@ -350,6 +389,28 @@ TEST(Config, SetReplacesOneKey) {
   EXPECT_EQ(config.train.schedule.type, ScheduleConfig::Type::Constant);
   EXPECT_EQ(config.train.schedule.warmup_steps, 7);
   EXPECT_EQ(config.model.dropout, 0.5F);
+}
+
+TEST(Config, SettingAKeyTwiceIsRefused) {
+  EXPECT_EQ(refusal(kData, {"train.steps=5", "output=x", "train.steps=6"}),
+            "--set train.steps=6: train.steps: given twice; first by --set train.steps=5");
+  EXPECT_EQ(refusal(kData, {"eval={every: 1, batches: 2}", "eval.batches=3"}),
+            "--set eval.batches=3: eval.batches: given twice; first by --set eval={every: 1, batches: 2}");
+}
+
+TEST(Config, AnErrorThatBeginsWithAKeyGetsThePlaceWhereItWasWritten) {
+  const Config config = parse(with_train("steps: 3"), {"output=x"});
+  const auto placed = [&](const std::string& message) {
+    UsageError error(message);
+    add_place(config, error);
+    return std::string(error.what());
+  };
+  EXPECT_EQ(placed("train.steps: no"), "c.yaml:4:10: train.steps: no");
+  EXPECT_EQ(placed("output: no"), "--set output=x: output: no");
+  EXPECT_EQ(placed("model.frozen: no"), "c.yaml: model.frozen: no");
+  EXPECT_EQ(placed("c.yaml:4:10: train.steps: no"), "c.yaml:4:10: train.steps: no");
+  for (const std::string other : {"step 3: train.steps: no", "train: no", "rank 1 left: output: no", ""})
+    EXPECT_EQ(placed(other), other);
 }
 
 TEST(Config, SetThatCannotBeUsedIsNamed) {

@@ -206,7 +206,7 @@ TEST_F(DataTest, AnEvaluationDoesNotChangeWhatIsTrainedOn) {
   for (std::int64_t g = 0; g < 30; ++g) EXPECT_EQ(with.window(g), without.window(g));
   EXPECT_EQ(with.evaluation_batch(memory_, {.ranks = 1, .micro_batch = 4}, 0, 0).tokens.data<std::int32_t>()[0] / 4, 8);
   EXPECT_EQ(refusal({.files = {path}, .sequence = 4, .evaluation = 13}),
-            "data.files: hold 12 windows of 5 tokens, but an evaluation reads 13 (eval.batches)");
+            "eval.batches: an evaluation reads 13 windows of 5 tokens, but data.files hold 12");
 }
 
 TEST_F(DataTest, WhatCannotBeUsedIsRefusedWithItsPathOrBothNumbers) {
@@ -220,7 +220,10 @@ TEST_F(DataTest, WhatCannotBeUsedIsRefusedWithItsPathOrBothNumbers) {
   EXPECT_EQ(refusal({.files = {file("four", "abcd")}, .sequence = 4}),
             "data.files: hold 4 tokens in all, but one window of data.sequence 4 needs 5");
   EXPECT_EQ(refusal({.files = {counting(3)}, .sequence = 4, .held_out = 3}),
-            "data.files: hold 3 windows of 5 tokens, but data.held_out is 3");
+            "data.held_out: value 3 leaves none of the 3 windows of 5 tokens in data.files to train on; allowed: an "
+            "integer from 0 to 2");
+  EXPECT_EQ(refusal({.files = {counting(3)}, .sequence = 4, .evaluation = 4}),
+            "eval.batches: an evaluation reads 4 windows of 5 tokens, but data.files hold 3");
   EXPECT_EQ(refusal({.files = {counting(3)}, .sequence = 0}), "data.sequence: must be at least 1, but is 0");
 }
 

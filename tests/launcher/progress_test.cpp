@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <set>
 
 namespace regather {
 namespace {
@@ -136,18 +137,30 @@ TEST(Banner, SaysWhatTheReduceModeCosts) {
   const ParameterCounts parameters = {.all = 3 << 20, .trainable = 1 << 20, .largest_block = 1 << 19};
   const auto text = [&](const std::string& keys) { return describe_reduce(config(keys), parameters, 4); };
   const std::string each = "each_micro_batch: gradients take ";
-  EXPECT_EQ(text(""), each + "1.0 MiB a rank (once: 1.0 MiB)");
+  EXPECT_EQ(text(""), "gradients take 1.0 MiB a rank");
+  EXPECT_EQ(text("train: {reduce: once}\n"), "gradients take 1.0 MiB a rank");
   EXPECT_EQ(text("train: {accumulation: 2}\n"), each + "1.0 MiB a rank (once: 5.0 MiB)");
   EXPECT_EQ(text("train: {accumulation: 2, reduce: once}\n"),
             "once: gradients take 5.0 MiB a rank (each_micro_batch: 1.0 MiB)");
   EXPECT_EQ(text("train: {accumulation: 2, accumulation_order: layer_major}\n"),
-            each + "3.0 MiB a rank (once: 3.0 MiB)");
-  EXPECT_EQ(text("sharding: {strategy: optimizer}\n"), each + "5.0 MiB a rank (once: 5.0 MiB)");
-  EXPECT_EQ(text("sharding: {strategy: none}\n"), each + "4.0 MiB a rank (once: 4.0 MiB)");
+            each + "3.0 MiB a rank (once: the same)");
+  EXPECT_EQ(text("train: {accumulation: 2}\nsharding: {strategy: optimizer}\n"),
+            each + "5.0 MiB a rank (once: the same)");
+  EXPECT_EQ(text("train: {accumulation: 2}\nsharding: {strategy: none}\n"), each + "4.0 MiB a rank (once: the same)");
+}
+
+TEST(Banner, SaysWhatIsSharded) {
+  const auto text = [](const std::string& keys) { return describe_sharding(config("sharding: {" + keys + "}\n")); };
+  EXPECT_EQ(text(""), "full, 2 resident slots, prefetch 1");
+  EXPECT_EQ(text("resident_slots: 1"), "full, 1 resident slot, prefetch 0");
+  // No slots where every rank has all parameters.
+  EXPECT_EQ(text("strategy: gradients"), "gradients: of gradients and optimizer state; each rank has all parameters");
+  EXPECT_EQ(text("strategy: optimizer"), "optimizer: of optimizer state; each rank has all parameters and gradients");
+  EXPECT_EQ(text("strategy: none"), "none: each rank has everything (data parallel)");
 }
 
 TEST(Banner, SaysWhereAndOnWhatARunRuns) {
-  RunBanner banner = {.ranks = 2, .threads = 1, .cpus = 2, .host = "here"};
+  RunBanner banner = {.ranks = 2, .threads = 1, .cpus = 2, .host = "here", .ranks_here = 2, .cpus_here = 2};
   banner.parameters = {
       .all = 100, .trainable = 90, .decay_tensors = 3, .decay = 80, .no_decay_tensors = 2, .no_decay = 10};
   const std::string text = start_banner(config("output: runs/x\n"), banner);
@@ -159,21 +172,55 @@ TEST(Banner, SaysWhereAndOnWhatARunRuns) {
             "  batch          micro_batch 4 x accumulation 1 x ranks 2 = 8 sequences, 2048 tokens a step\n"
             "  sharding       full, 2 resident slots, prefetch 1\n"
             "  checkpointing  full: layers 0-5 of 6\n"
-            "  reduce         each_micro_batch: gradients take 180 B a rank (once: 180 B)\n"
+            "  reduce         gradients take 180 B a rank\n"
             "  output         runs/x\n");
 }
 
 TEST(Banner, WarnsOfMoreThreadsThanCpus) {
-  const RunBanner banner = {.ranks = 2, .threads = 4, .cpus = 1};
-  const std::string warning =
-      "  warning: 4 threads share 1 CPU: slower, same numbers; with mpirun, --bind-to none lets a rank use every CPU\n";
-  EXPECT_NE(start_banner(config(""), banner).find(warning), std::string::npos);
-  const RunBanner enough = {.ranks = 2, .threads = 4, .cpus = 4};
-  EXPECT_EQ(start_banner(config(""), enough).find("warning"), std::string::npos);
-  // Ranks that are threads share the CPUs of their process.
-  EXPECT_NE(start_banner(config("communication: {backend: sim, sim_ranks: 2}\n"), enough).find("warning: 8 threads"),
-            std::string::npos);
-  EXPECT_GE(allowed_cpus(), 1);
+  const auto warning = [](const std::string& keys, const RunBanner& banner) {
+    const std::string text = start_banner(config(keys), banner);
+    const std::size_t at = text.find("  warning: ");
+    return at == std::string::npos ? "" : text.substr(at);
+  };
+  const std::string bound =
+      "  warning: the 4 threads of a rank share 1 CPU: slower, same numbers; with mpirun, --bind-to none lets a rank "
+      "use "
+      "every CPU\n";
+  EXPECT_EQ(warning("", {.ranks = 2, .threads = 4, .cpus = 1, .ranks_here = 2, .cpus_here = 2}), bound);
+  EXPECT_EQ(warning("", {.ranks = 1, .threads = 4, .cpus = 4, .ranks_here = 1, .cpus_here = 4}), "");
+  // Ranks on one machine share its CPUs; those on others do not count.
+  EXPECT_EQ(warning("", {.ranks = 3, .threads = 1, .cpus = 2, .ranks_here = 3, .cpus_here = 2}),
+            "  warning: 3 ranks of 1 thread share 2 CPUs: slower, same numbers\n");
+  EXPECT_EQ(warning("", {.ranks = 8, .threads = 1, .cpus = 1, .ranks_here = 2, .cpus_here = 2}), "");
+  EXPECT_EQ(warning("", {.ranks = 2, .threads = 1, .cpus = 1, .ranks_here = 2, .cpus_here = 1}),
+            "  warning: 2 ranks of 1 thread share 1 CPU: slower, same numbers\n");  // both are tied to the same one
+  // Ranks that are threads share the CPUs of their process, and no launcher can give them more.
+  const std::string sim = "communication: {backend: sim, sim_ranks: 2}\n";
+  EXPECT_EQ(warning(sim, {.ranks = 2, .threads = 4, .cpus = 4, .ranks_here = 1, .cpus_here = 4}),
+            "  warning: 2 ranks of 4 threads share 4 CPUs: slower, same numbers\n");
+  EXPECT_EQ(warning(sim, {.ranks = 2, .threads = 2, .cpus = 4, .ranks_here = 1, .cpus_here = 4}), "");
+}
+
+TEST(Banner, TheAllowedCpusAreToldApart) {
+  const std::vector<int> cpus = allowed_cpus();
+  EXPECT_GE(cpus.size(), 1U);
+  EXPECT_EQ(std::set<int>(cpus.begin(), cpus.end()).size(), cpus.size());
+}
+
+TEST(EndLine, SaysHowFarARunCameAndWhereItsResultsAre) {
+  RunSummary s;
+  s.config = config("train: {steps: 50, stop_after: 7}\n");
+  s.loss = {5, 2.5};
+  s.tokens_per_second = 1975.4;
+  s.memory.peak = 3 << 19;
+  const std::string rest = ", loss 2.5000, 1975 tok/s, 1.5 MiB a rank at most; see runs/x/summary.json";
+  s.steps = 50;
+  EXPECT_EQ(end_line(s, RunEnd::AsAsked, "runs/x/summary.json"), "done: 50 steps" + rest);
+  EXPECT_EQ(end_line(s, RunEnd::Signal, "runs/x/summary.json"), "done: 50 steps" + rest);  // it came in the last one
+  s.steps = 7;
+  EXPECT_EQ(end_line(s, RunEnd::AsAsked, "runs/x/summary.json"),
+            "stopped after step 7 of 50 (train.stop_after)" + rest);
+  EXPECT_EQ(end_line(s, RunEnd::Signal, "runs/x/summary.json"), "stopped after step 7 of 50 (a signal)" + rest);
 }
 
 TEST(Human, NumbersAreShort) {

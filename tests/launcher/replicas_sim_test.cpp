@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
+#include <mutex>
 #include <set>
 
 #include "tensor/hash.h"
@@ -72,6 +74,37 @@ TEST(StartValues, AreTheSameForAnyWorldAndStrategyAndDifferBySeed) {
     }
   s.seed = 2;
   EXPECT_NE(hashes_of_run(s)[0][0], one);
+}
+
+// Before anything is summed over ranks there is nothing to round differently: a sequence's losses have the same bits
+// whoever computes them.
+TEST(TokenLosses, AreTheSameBitsOnAnyNumberOfRanks) {
+  const auto losses_of_sequences = [](int world, Strategy strategy) {
+    RunSetup s;
+    s.world = world;
+    s.strategy = strategy;
+    s.micro_batch = 1;
+    s.plan.micro_batches = 12 / world;
+    std::map<std::int64_t, std::vector<float>> losses;
+    std::mutex mutex;
+    const Model model = make_model(s.model);
+    run_ranks(world, {}, [&](Communicator& comm) {
+      CpuDevice device;
+      Trainer trainer(model, device, comm, trainer_options(s));
+      for (int m = 0; m < s.plan.micro_batches; ++m) {
+        const Batch batch = make_batch(device.memory, s, comm.rank(), world, 0, m);
+        const Tensor of_tokens = trainer.stack().evaluate(batch.tokens, batch.targets);
+        const std::lock_guard lock(mutex);
+        losses[batch.first_sequence].assign(of_tokens.data(), of_tokens.data() + of_tokens.numel());
+      }
+    });
+    return losses;
+  };
+  const auto alone = losses_of_sequences(1, Strategy::Full);
+  EXPECT_EQ(alone.size(), 12U);
+  for (const int world : {2, 3, 4})
+    for (const Strategy strategy : {Strategy::Full, Strategy::Gradients, Strategy::None})
+      EXPECT_TRUE(losses_of_sequences(world, strategy) == alone) << world << " ranks";
 }
 
 TEST(TiedTable, EveryRowLearnsWhoeverOwnsIt) {

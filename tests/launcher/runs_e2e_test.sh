@@ -37,6 +37,7 @@ expect "long sequence" "$(value long "s['steps'], s['collectives']['expected_mat
 
 run 2 early train.steps=50 train.stop_after=3
 expect "stop_after" "$(value early "s['steps']")" 3
+grep -q "^stopped after step 3 of 50 (train.stop_after), loss " "$folder/early.log" || { cat "$folder/early.log"; exit 1; }
 
 sets=(--set train.steps=100000 --set model.layers=2 --set model.hidden=64 --set model.heads=2 --set output="$folder/signal")
 "$source/tools/mpirun" 2 "$program" train "$source/configs/quickstart.yaml" "${sets[@]}" >"$folder/signal.log" 2>&1 &
@@ -45,6 +46,18 @@ for _ in $(seq 200); do grep -q "step 2" "$folder/signal.log" 2>/dev/null && bre
 kill -USR1 $pid
 wait $pid || { echo "a run that was asked to stop by SIGUSR1 failed"; cat "$folder/signal.log"; exit 1; }
 expect "stopped by a signal" "$(value signal "2 <= s['steps'] < 100000 and s['collectives']['expected_matches']")" True
+grep -q "^stopped after step [0-9]* of 100000 (a signal), loss " "$folder/signal.log" || { cat "$folder/signal.log"; exit 1; }
+
+# A comparison that is asked to stop reports the rounds that it has completed.
+sets=(--rounds 1000 --steps 1 --policies none,full --set model.layers=2 --set model.hidden=64 --set model.heads=2
+      --set output="$folder/compared")
+"$source/tools/mpirun" 2 "$program" compare "$source/configs/quickstart.yaml" "${sets[@]}" >"$folder/compared.log" 2>&1 &
+pid=$!
+for _ in $(seq 200); do grep -q "round 2/1000" "$folder/compared.log" 2>/dev/null && break || sleep 0.1; done
+kill -USR1 $pid
+wait $pid || { echo "a comparison that was asked to stop by SIGUSR1 failed"; cat "$folder/compared.log"; exit 1; }
+grep -q "stopped by a signal in round" "$folder/compared.log" || { cat "$folder/compared.log"; exit 1; }
+[[ -s $folder/compared/compare.md ]] || { cat "$folder/compared.log"; exit 1; }
 
 code=0
 run 2 early train.steps=1 || code=$?

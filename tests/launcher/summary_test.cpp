@@ -36,6 +36,7 @@ RunSummary example() {
   s.step_seconds = summarize_seconds(std::vector<double>{3, 1, 2});
   s.loss = {5.5, std::numeric_limits<double>::quiet_NaN(), 4.5};
   s.grad_norm = {1, 2, 3};
+  s.evaluations = {{.step = 2, .loss = 5.25, .seconds = 0.5}};
   s.memory.peak = 1000;
   s.memory.at_peak = {1, 2, 3, 4, 5, 6, 7};
   s.memory.peak_of = {11, 12, 13, 14, 15, 16, 17};
@@ -60,7 +61,8 @@ TEST(Summary, HasTheShapeThatScriptsRead) {
       "bytes": 0}], "expected_matches": true},
     "checkpointing": {"policy": "full", "recomputed_flops": 0, "forward_flops": 0, "hidden_seconds": 0,
       "plan": [{"layer": 0, "checkpointed": true}]},
-    "predicted": {"peak_bytes": 0, "step_seconds": 0, "bytes_on_wire": 0}})");
+    "predicted": {"peak_bytes": 0, "step_seconds": 0, "bytes_on_wire": 0},
+    "eval": [{"step": 10, "loss": 0, "seconds": 0}]})");
   Json json = Json::parse(to_json(example()));
   EXPECT_EQ(json["config"]["model"]["layers"], 6);
   json.erase("config");
@@ -83,6 +85,11 @@ TEST(Summary, ValuesAreWhereTheyBelong) {
   EXPECT_EQ(json["checkpointing"]["plan"].size(), 6U);
   EXPECT_EQ(json["checkpointing"]["recomputed_flops"], 1e15);
   EXPECT_TRUE(json["loss"][1].is_null());
+  EXPECT_EQ(json["eval"][0]["step"], 2);
+  EXPECT_EQ(json["eval"][0]["loss"], 5.25);
+  RunSummary without = example();
+  without.evaluations.clear();
+  EXPECT_TRUE(Json::parse(to_json(without))["eval"].is_array());
 }
 
 TEST(Summary, MedianOfAnEvenNumberIsBetweenTheTwo) {

@@ -57,7 +57,7 @@ std::int64_t expected_bytes(const RunSetup& s, std::int64_t block_gathers) {
       block_gathers * sizes.block_shard + M * (2 * sizes.table_shard + sizes.positions_shard + sizes.head_shard);
   const std::int64_t reduced =
       M * (L * sizes.block_shard + 2 * sizes.table_shard + sizes.positions_shard + sizes.head_shard);
-  const std::int64_t tensors = 12 * L + 4, scalars = 3 + tensors;
+  const std::int64_t tensors = 12 * L + 4, scalars = 4 + tensors;
   return (W - 1) * (4 * (gathered + reduced) + 8 * scalars);
 }
 

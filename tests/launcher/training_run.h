@@ -112,7 +112,7 @@ inline void run_rank(const RunSetup& s, const Model& model, Communicator& comm, 
     for (int m = 0; m < s.plan.micro_batches; ++m)
       batches.push_back(make_batch(device.memory, s, comm.rank(), comm.size(), s.same_batch ? 0 : step, m));
     if (std::ranges::find(s.evaluate_before, step) != s.evaluate_before.end()) {
-      const double loss = trainer.evaluate(std::span(batches).first(1));
+      const double loss = trainer.evaluate(std::span(batches).first(1)).loss;
       if (first) result.evaluations.push_back(loss);
     }
     device.memory.restart_peaks();

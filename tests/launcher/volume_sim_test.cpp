@@ -160,6 +160,111 @@ TEST(Volume, ASecondGatherInARecomputeEndsTheStep) {
   EXPECT_NE(message.find("all_gather"), std::string::npos) << message;
 }
 
+TEST(Volume, AnEvaluationGathersWhatEachPartUsesOnceABatch) {
+  for (const int world : {1, 2, 3})
+    for (const Strategy strategy : {Strategy::Full, Strategy::Gradients, Strategy::None}) {
+      RunSetup s = setup(world, 4, 2, 3);
+      s.strategy = strategy;
+      const Model model = make_model(s.model);
+      const UnitSizes sizes(s.model, world);
+      run_ranks(world, {}, [&](Communicator& comm) {
+        CpuDevice device;
+        Trainer trainer(model, device, comm, trainer_options(s));
+        std::vector<Batch> batches;
+        for (int m = 0; m < 3; ++m) batches.push_back(make_batch(device.memory, s, comm.rank(), world, 0, m));
+        EXPECT_TRUE(trainer.evaluate(batches).audit.empty());
+        const std::int64_t times = strategy == Strategy::Full ? 3 : 0;
+        const auto gathers = [&](std::string_view unit) {
+          return total(comm.ledger().entries(), Collective::AllGather, unit, Pass::Evaluation);
+        };
+        EXPECT_EQ(gathers("block").count, 4 * times);
+        EXPECT_EQ(gathers("block").wire_bytes, 4 * times * (world - 1) * sizes.block_shard * 4);
+        EXPECT_EQ(gathers("wte").count, 2 * times);  // the lookup and the head are far apart
+        EXPECT_EQ(gathers("wte").wire_bytes, 2 * times * (world - 1) * sizes.table_shard * 4);
+        EXPECT_EQ(gathers("wpe").count, times);
+        EXPECT_EQ(gathers("head").count, times);
+        const auto scalars = total(comm.ledger().entries(), Collective::AllReduce, "scalars");
+        EXPECT_EQ(scalars.count, 1);
+        EXPECT_EQ(scalars.wire_bytes, 3 * 8 * (world - 1));
+        EXPECT_EQ(comm.ledger().entries().size(), times > 0 ? 5U : 1U);
+      });
+    }
+}
+
+TEST(Volume, ASecondGatherInAnEvaluationIsAnError) {
+  RunSetup s = setup(2, 4, 2, 1);
+  std::string message;
+  try {
+    run_ranks(2, {}, [&](Communicator& comm) {
+      CpuDevice device;
+      Model model = make_model(s.model);
+      const std::int64_t shard = UnitSizes(s.model, 2).block_shard;
+      std::vector<float> again(static_cast<std::size_t>(2 * shard));
+      put_fault(model, 1, [&](std::uint64_t, float*, std::int64_t) {
+        const GatherBuffer buffer{again.data(), shard, DType::F32};
+        comm.all_gather({&buffer, 1}, {"block", Pass::Evaluation}).wait();
+      });
+      Trainer trainer(model, device, comm, trainer_options(s));
+      const Batch batch = make_batch(device.memory, s, comm.rank(), 2, 0, 0);
+      trainer.evaluate({&batch, 1});
+    });
+  } catch (const Error& e) {
+    message = e.what();
+  }
+  EXPECT_NE(message.find("evaluation after step 0: the evaluation communicated other than planned"), std::string::npos)
+      << message;
+}
+
+TEST(Volume, AStepWithoutTokensCommunicatesTheirNumberAlone) {
+  for (const int world : {1, 2, 3}) {
+    RunSetup s = setup(world, 4, 2, 1);
+    s.counted = [](std::uint64_t, std::int64_t) { return false; };
+    const RunResult r = train(s);
+    ASSERT_EQ(r.collectives[0].size(), 1U);
+    const auto scalars = total(r.collectives[0], Collective::AllReduce, "scalars", Pass::Step);
+    EXPECT_EQ(scalars.count, 1);
+    EXPECT_EQ(scalars.wire_bytes, 8 * (world - 1));
+  }
+}
+
+// The tokens; then the loss, the norm, and whether to stop; in the first two steps which of the tensors have a
+// gradient.
+TEST(Volume, ScalarsOfAStepAreSummedInTwoCalls) {
+  RunSetup s = setup(3, 4, 2, 1);
+  s.steps = 3;
+  const RunResult r = train(s);
+  const std::int64_t tensors = 12 * 4 + 4;
+  for (const std::size_t step : {0U, 2U}) {
+    const auto scalars = total(r.collectives[step], Collective::AllReduce, "scalars", Pass::Step);
+    EXPECT_EQ(scalars.count, step == 0 ? 3 : 2);
+    EXPECT_EQ(scalars.wire_bytes, 2 * 8 * (4 + (step == 0 ? tensors : 0)));
+  }
+}
+
+TEST(Stopping, IsAgreedOnByAllRanksWithinTheStepOrEvaluationInWhichOneIsAsked) {
+  const RunSetup s = setup(3, 4, 2, 1);
+  const Model model = make_model(s.model);
+  run_ranks(3, {}, [&](Communicator& comm) {
+    CpuDevice device;
+    bool asked = false;
+    TrainerOptions options = trainer_options(s);
+    options.stop_asked = [&] { return asked; };
+    Trainer trainer(model, device, comm, options);
+    const Batch batch = make_batch(device.memory, s, comm.rank(), 3, 0, 0);
+    trainer.step({&batch, 1});
+    EXPECT_FALSE(trainer.stop_asked());
+    asked = comm.rank() == 1;
+    trainer.step({&batch, 1});
+    EXPECT_TRUE(trainer.stop_asked());
+    asked = false;
+    trainer.evaluate({&batch, 1});
+    EXPECT_FALSE(trainer.stop_asked());
+    asked = comm.rank() == 2;
+    trainer.evaluate({&batch, 1});
+    EXPECT_TRUE(trainer.stop_asked());
+  });
+}
+
 TEST(Volume, FrozenParametersAreGatheredButNeverReduced) {
   RunSetup s = setup(2, 4, 2, 1);
   const RunResult trained = train(s);
