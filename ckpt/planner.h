@@ -1,0 +1,74 @@
+// Which of what each block may keep is kept, and how many blocks stay resident: the least time for every amount of
+// memory, exactly, by dynamic programming over bytes and seconds. Pure: numbers in, choices out; the same on every
+// rank. It does not know tapes, marks, devices or where the numbers come from.
+//
+// A block keeps something from its forward to its backward, when all later blocks have given theirs back. So what a
+// choice needs is beside what *earlier* blocks keep; at the head everything is held. With r(b) the bytes that blocks b,
+// b+1, ... and the head need beside what earlier blocks keep:
+//     r(L) = head,    r(b) = max(need(b), kept(b) + r(b+1))
+// which grows with r(b+1). Fewer bytes and fewer seconds for the tail are therefore never worse for the whole, and the
+// set of (bytes, seconds) that no other choice beats is carried from the last block to the first.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace regather {
+
+struct KeepChoice {
+  std::int64_t kept = 0;  // bytes from the block's forward to its backward, its input included
+  std::int64_t need = 0;  // the most at any time of its own forward and backward: these bytes, and what comes on top
+  double seconds = 0;     // of a step: what its backwards run again
+};
+
+struct KeepProblem {
+  std::vector<std::vector<KeepChoice>> blocks;  // in forward order; each has at least one choice
+  std::int64_t head = 0;                        // the most that is needed while every block's bytes are held
+};
+
+// The fastest plans for every amount of memory.
+class KeepFrontier {
+ public:
+  // Sets of more than `states` points are thinned: what is left are still true plans with exact bytes, and at most
+  // blocks / states of the bytes away from the best. With fewer points, the frontier is exact.
+  static constexpr std::size_t kStates = 4096;
+  explicit KeepFrontier(const KeepProblem& problem, std::size_t states = kStates);
+
+  struct Point {
+    std::int64_t bytes;  // at the peak
+    double seconds;
+  };
+  const std::vector<Point>& points() const { return points_; }  // more bytes, fewer seconds
+  // The last point that needs at most so many bytes; none: not even the first does.
+  std::optional<std::size_t> within(std::int64_t bytes) const;
+  std::vector<int> choices(std::size_t point) const;  // by block: index of its choice
+
+ private:
+  struct State {
+    std::int64_t bytes;
+    double seconds;
+    int choice;
+    std::uint32_t tail;  // state of the next block
+  };
+  static void prune(std::vector<State>& states, std::size_t most);
+
+  std::vector<std::vector<State>> states_;  // by block
+  std::vector<Point> points_;
+};
+
+// Slots: a resident block costs its bytes at every moment, and saves gathers.
+struct SlotProblem {
+  std::int64_t bytes_per_slot = 0;
+  std::vector<double> seconds;  // of the gathers of a step with 1, 2, ... slots
+};
+struct ResidentPlan {
+  int slots = 1;
+  std::size_t point = 0;   // of the frontier
+  std::int64_t bytes = 0;  // of both
+  double seconds = 0;
+};
+// The fastest slots and keep choices that need at most so many bytes; the fewest slots among equals.
+std::optional<ResidentPlan> plan_slots(const KeepFrontier& frontier, const SlotProblem& slots, std::int64_t bytes);
+
+}  // namespace regather
