@@ -1,15 +1,15 @@
 // Every operation against what this machine can do, measured in the same run: products and attention against the rate
 // of a large matrix product, the others against the bandwidth of a copy between arrays too large for the caches.
 //   bench_ops --benchmark_filter='attention.*'
-// Columns: rate in GFLOP/s or GB/s (of the bytes that have to move: inputs read once, outputs written once), and
+// Columns: rate in GFLOP/s or GB/s, whichever limits the operation by what it declares of itself (Op::work), and
 // of_limit. Use the ratio: the rates of a shared machine vary.
 #include <benchmark/benchmark.h>
 #include <omp.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
 #include <functional>
 #include <memory>
@@ -20,7 +20,6 @@
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/embedding.h"
 #include "tensor/ops/gelu.h"
-#include "tensor/ops/gemm.h"
 #include "tensor/ops/layer_norm.h"
 #include "tensor/ops/linear.h"
 #include "tensor/ops/linear_cross_entropy.h"
@@ -28,6 +27,8 @@
 #include "tensor/ops/rms_norm.h"
 #include "tensor/ops/rope.h"
 #include "tensor/ops/swiglu.h"
+#include "tensor/recorder.h"
+#include "tensor/work.h"
 
 namespace regather {
 namespace {
@@ -38,35 +39,8 @@ double now() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-template <class F>
-double best_seconds(int times, F f) {
-  double best = 1e30;
-  for (int i = 0; i < times; ++i) {
-    const double begin = now();
-    f();
-    best = std::min(best, now() - begin);
-  }
-  return best;
-}
-
-struct Limits {
-  double flops, bytes;  // per second
-};
-const Limits& limits() {
-  static const Limits measured = [] {
-    Allocator memory;
-    constexpr std::int64_t kM = 1024, kN = 768, kK = 768, kBytes = std::int64_t{128} << 20;
-    const Buffer a(memory, kM * kK * 4, Tag::Workspace), b(memory, kN * kK * 4, Tag::Workspace),
-        c(memory, kM * kN * 4, Tag::Workspace);
-    std::fill_n(a.data<float>(), kM * kK, 1.0F);
-    std::fill_n(b.data<float>(), kN * kK, 1.0F);
-    const double product =
-        best_seconds(8, [&] { gemm_nt(kM, kN, kK, a.data<float>(), b.data<float>(), c.data<float>(), Into::Write); });
-    const Buffer from(memory, kBytes, Tag::Workspace), to(memory, kBytes, Tag::Workspace);
-    std::memset(from.data(), 1, kBytes);
-    const double copy = best_seconds(8, [&] { accumulate(to.data<float>(), from.data<float>(), kBytes / 4); });
-    return Limits{2.0 * kM * kN * kK / product, 3.0 * kBytes / copy};
-  }();
+const MachineLimits& limits() {
+  static const MachineLimits measured = measure_limits(std::chrono::milliseconds(250), now);
   return measured;
 }
 
@@ -94,13 +68,14 @@ class Params final : public ParamSource {
   Buffer flat_;
 };
 
+enum class Pass { Forward, Backward };
+
 struct Subject {
   std::string name;
   std::vector<Shape> inputs;
   std::vector<Shape> params;
   std::function<Tensor(Run&, const Activations&)> apply;
-  double forward, backward;  // flops, or bytes that have to move
-  enum class Limit { Flops, Bytes } limit = Limit::Bytes;
+  std::vector<Pass> passes = {Pass::Forward, Pass::Backward};
   int vocab = 0;  // the last input is int32 below it, if positive
 };
 
@@ -116,8 +91,8 @@ Tensor filled(Device& device, const Shape& shape, int vocab) {
   return t;
 }
 
-// Times f, which returns the seconds that count, after one execution that warms the memory up.
-void repeat(benchmark::State& state, const Subject& s, double work, const std::function<double()>& f) {
+// Times f, which returns the seconds that count. work: known after one execution, which also warms the memory up.
+void repeat(benchmark::State& state, const Work& work, const std::function<double()>& f) {
   f();
   double seconds = 0, times = 0;
   for (auto _ : state) {
@@ -126,13 +101,10 @@ void repeat(benchmark::State& state, const Subject& s, double work, const std::f
     seconds += once;
     ++times;
   }
-  const bool flops = s.limit == Subject::Limit::Flops;
-  const double rate = work * times / seconds;
-  state.counters[flops ? "GFLOP/s" : "GB/s"] = rate * 1e-9;
-  state.counters["of_limit"] = rate / (flops ? limits().flops : limits().bytes);
+  const bool flops = limited_by(work, limits()) == LimitedBy::Flops;
+  state.counters[flops ? "GFLOP/s" : "GB/s"] = (flops ? work.flops : work.bytes) * times / seconds * 1e-9;
+  state.counters["of_limit"] = least_seconds(work, limits()) * times / seconds;
 }
-
-enum class Pass { Forward, Backward };
 
 void measure(benchmark::State& state, const Subject& s, Pass pass) {
   CpuDevice device;
@@ -143,7 +115,7 @@ void measure(benchmark::State& state, const Subject& s, Pass pass) {
   Activations in;
   for (std::size_t i = 0; i < s.inputs.size(); ++i)
     in.push_back(filled(device, s.inputs[i], i + 1 == s.inputs.size() ? s.vocab : 0));
-  repeat(state, s, pass == Pass::Forward ? s.forward : s.backward, [&] {
+  const auto seconds = [&] {
     Tape tape(device, keep_all());
     Run run{device, view, &tape};
     Activations x;
@@ -156,29 +128,30 @@ void measure(benchmark::State& state, const Subject& s, Pass pass) {
     begin = now();
     const Activations dx = tape.backward(view, {std::move(dy)}, gradients);
     return now() - begin;
-  });
+  };
+  Recorder recorder;
+  device.recorder = &recorder;
+  seconds();
+  device.recorder = nullptr;
+  const auto activity = pass == Pass::Forward ? Recorder::Activity::Forward : Recorder::Activity::Backward;
+  Work work;
+  for (const Recorder::Interval& i : recorder.recording().intervals)
+    if (i.activity == activity) work = i.work;
+  repeat(state, work, seconds);
 }
 
 Subject linear_subject(const char* name, std::int64_t rows, std::int64_t in, std::int64_t out) {
-  const double flops = 2.0 * static_cast<double>(rows * in * out);
-  return {name,  {{rows, in}}, {{out, in}, {out}},   [](Run& r, const Activations& a) { return linear(r, a[0], 0, 1); },
-          flops, 2 * flops,    Subject::Limit::Flops};
+  return {name, {{rows, in}}, {{out, in}, {out}}, [](Run& r, const Activations& a) { return linear(r, a[0], 0, 1); }};
 }
 Subject attention_subject(std::int64_t tokens, float rate) {
-  const double flops = 8.0 * 64 * 2 * static_cast<double>(tokens * (tokens + 1));
   return {fmt::format("attention{}/{}", rate > 0 ? "_dropout" : "", tokens),
           {{1, tokens, 3 * 8 * 64}},
           {},
-          [rate](Run& r, const Activations& a) { return attention(r, a[0], 8, 8, rate); },
-          flops,
-          2.5 * flops,
-          Subject::Limit::Flops};
+          [rate](Run& r, const Activations& a) { return attention(r, a[0], 8, 8, rate); }};
 }
 
 std::vector<Subject> subjects() {
   constexpr std::int64_t kRows = 4096, kC = 768, kF = 3072;
-  const double row = static_cast<double>(kRows * kC) * 4, wide = static_cast<double>(kRows * kF) * 4;
-  const double head = 2.0 * 512 * 768 * 50257;
   std::vector<Subject> all = {
       linear_subject("linear/qkv", 1024, kC, 3 * kC),
       linear_subject("linear/up", 1024, kC, kF),
@@ -186,55 +159,28 @@ std::vector<Subject> subjects() {
       {"layer_norm",
        {{kRows, kC}},
        {{kC}, {kC}},
-       [](Run& r, const Activations& a) { return layer_norm(r, a[0], 0, 1); },
-       2 * row,
-       3 * row},
-      {"rms_norm",
-       {{kRows, kC}},
-       {{kC}},
-       [](Run& r, const Activations& a) { return rms_norm(r, a[0], 0); },
-       2 * row,
-       3 * row},
-      {"gelu", {{kRows, kF}}, {}, [](Run& r, const Activations& a) { return gelu(r, a[0]); }, 2 * wide, 3 * wide},
-      {"swiglu",
-       {{kRows, kF}, {kRows, kF}},
-       {},
-       [](Run& r, const Activations& a) { return swiglu(r, a[0], a[1]); },
-       3 * wide,
-       5 * wide},
+       [](Run& r, const Activations& a) { return layer_norm(r, a[0], 0, 1); }},
+      {"rms_norm", {{kRows, kC}}, {{kC}}, [](Run& r, const Activations& a) { return rms_norm(r, a[0], 0); }},
+      {"gelu", {{kRows, kF}}, {}, [](Run& r, const Activations& a) { return gelu(r, a[0]); }},
+      {"swiglu", {{kRows, kF}, {kRows, kF}}, {}, [](Run& r, const Activations& a) { return swiglu(r, a[0], a[1]); }},
       {"add",
        {{kRows, kC}, {kRows, kC}},
        {},
        [](Run& r, const Activations& a) { return add(r, a[0], a[1]); },
-       3 * row,
-       0},
-      {"dropout",
-       {{4, kRows / 4, kC}},
-       {},
-       [](Run& r, const Activations& a) { return dropout(r, a[0], 0.1F); },
-       2 * row,
-       2 * row},
-      {"rope",
-       {{4, kRows / 4, 3 * kC}},
-       {},
-       [](Run& r, const Activations& a) { return rope(r, a[0], 12, 12, 10000); },
-       6 * row,
-       6 * row},
+       {Pass::Forward}},  // its backward passes the gradient on
+      {"dropout", {{4, kRows / 4, kC}}, {}, [](Run& r, const Activations& a) { return dropout(r, a[0], 0.1F); }},
+      {"rope", {{4, kRows / 4, 3 * kC}}, {}, [](Run& r, const Activations& a) { return rope(r, a[0], 12, 12, 10000); }},
       {"embedding",
        {{4, kRows / 4}},
        {{50257, kC}, {1024, kC}},
        [](Run& r, const Activations& a) { return embedding(r, a[0], 0, 1); },
-       2 * row,
-       3 * row,
-       Subject::Limit::Bytes,
+       {Pass::Forward, Pass::Backward},
        50257},
       {"linear_cross_entropy",
        {{1, 512, kC}, {1, 512}},
        {{50257, kC}},
        [](Run& r, const Activations& a) { return linear_cross_entropy(r, a[0], a[1], 0); },
-       0,
-       3 * head,
-       Subject::Limit::Flops,
+       {Pass::Backward},  // fused with its forward
        50257},
   };
   for (std::int64_t tokens : {512, 1024, 2048, 4096}) all.push_back(attention_subject(tokens, 0));
@@ -243,13 +189,13 @@ std::vector<Subject> subjects() {
 }
 
 void measure_flat(benchmark::State& state, const std::function<void(float*, float*, float*, float*, std::int64_t)>& f,
-                  double arrays) {
+                  double bytes) {
   Allocator memory;
   constexpr std::int64_t kN = std::int64_t{1} << 24;
   const Buffer flat(memory, 4 * kN * 4, Tag::Optimizer);
   float* x = flat.data<float>();
   std::fill_n(x, 4 * kN, 0.01F);
-  repeat(state, {}, arrays * kN * 4, [&] {
+  repeat(state, {.bytes = bytes * kN}, [&] {
     const double begin = now();
     f(x, x + kN, x + 2 * kN, x + 3 * kN, kN);
     return now() - begin;
@@ -265,22 +211,22 @@ void add_all() {
           ->MinTime(0.2)
           ->Unit(benchmark::kMillisecond);
     };
-    if (s.forward > 0) add_one(Pass::Forward, "/forward");
-    if (s.backward > 0) add_one(Pass::Backward, "/backward");
+    for (const Pass pass : s.passes) add_one(pass, pass == Pass::Forward ? "/forward" : "/backward");
   }
-  const auto add_flat = [](const char* name, double arrays, auto f) {
-    benchmark::RegisterBenchmark(name, [=](benchmark::State& state) { measure_flat(state, f, arrays); })
+  const auto add_flat = [](const char* name, double bytes, auto f) {
+    benchmark::RegisterBenchmark(name, [=](benchmark::State& state) { measure_flat(state, f, bytes); })
         ->UseManualTime()
         ->MinTime(0.2)
         ->Unit(benchmark::kMillisecond);
   };
-  add_flat("adamw", 7, [](float* p, float* m, float* v, float* g, std::int64_t n) {
+  add_flat("adamw", kAdamwBytes, [](float* p, float* m, float* v, float* g, std::int64_t n) {
     adamw(p, m, v, g, n, {.lr = 1e-4F, .weight_decay = 0.1F, .step = 3});
   });
-  add_flat("sgd", 3, [](float* p, float*, float*, float* g, std::int64_t n) { sgd(p, nullptr, g, n, {.lr = 1e-4F}); });
-  add_flat("sum_of_squares", 1,
+  add_flat("sgd", kSgdBytes,
+           [](float* p, float*, float*, float* g, std::int64_t n) { sgd(p, nullptr, g, n, {.lr = 1e-4F}); });
+  add_flat("sum_of_squares", kSumOfSquaresBytes,
            [](float*, float*, float*, float* g, std::int64_t n) { benchmark::DoNotOptimize(sum_of_squares(g, n)); });
-  add_flat("count_nonfinite", 1,
+  add_flat("count_nonfinite", kCountNonfiniteBytes,
            [](float*, float*, float*, float* g, std::int64_t n) { benchmark::DoNotOptimize(count_nonfinite(g, n)); });
 }
 

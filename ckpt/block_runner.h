@@ -35,6 +35,7 @@ class BlockRunner {
   Activations forward_backward(Activations x, Activations dy, const RngKey& key, const std::vector<ShardUnit*>& reduces,
                                const Acquired& acquired, Activations& y);
   Activations evaluate(const Activations& x, const Acquired& acquired);
+  const std::string& name() const { return name_; }
   void forget();  // tapes of a step that did not end
 
  private:

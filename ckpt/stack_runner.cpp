@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tensor/recorder.h"
+
 namespace regather {
 namespace {
 
@@ -123,6 +125,9 @@ void StackRunner::run(std::size_t t, std::span<const MicroBatch> batches, std::u
                       const OnLoss& on_loss) {
   const StepPlan::Entry& entry = plan_.entries[t];
   const Action& a = entry.action;
+  const Timed timed(device_.recorder, [&] {
+    return Recorder::Interval{Recorder::Activity::Scope, runner(a.part).name(), std::string(name_of(a.pass))};
+  });
   const MicroBatch& batch = batches[static_cast<std::size_t>(a.micro_batch)];
   Activations& x = flow[static_cast<std::size_t>(a.micro_batch)];
   BlockRunner& part = runner(a.part);

@@ -21,7 +21,13 @@ constexpr auto kListenInterval = std::chrono::milliseconds(20);
 // What is going to run, in the words of messages. what: "all_gather of block 3 (forward)"; text adds the sizes.
 struct Communicator::Started {
   LedgerKey key;
-  std::string what, text;
+  std::string what, text, detail;
+  std::int64_t wire_bytes;
+
+  std::string kind() const {
+    return fmt::format("{} of {} ({})", name_of(key.collective), key.unit, name_of(key.pass));
+  }
+  Recorder::Interval waiting() const { return {Recorder::Activity::Wait, kind(), detail}; }
 };
 
 class Communicator::InFlight final : public Event::State {
@@ -42,6 +48,7 @@ class Communicator::InFlight final : public Event::State {
   Started started;
   std::unique_ptr<Transfer> transfer;
   std::vector<double> scratch;  // of scalars: lives as long as the transfer may write to it
+  Recorder::Time begun{};       // zero: nobody records
   bool finished = false;
 };
 
@@ -60,11 +67,15 @@ Communicator::~Communicator() {
 std::int64_t Communicator::staging_bytes() const { return transport_->staging_bytes(); }
 
 Communicator::Started Communicator::describe(Collective collective, const Label& label, DType dtype,
-                                             std::string_view sizes) const {
+                                             std::string_view sizes, std::int64_t wire_bytes) const {
   std::string what = fmt::format("{} of {} ({})", name_of(collective), label.detail.empty() ? label.unit : label.detail,
                                  name_of(label.pass));
   std::string text = sizes.empty() ? what : fmt::format("{} [{}]", what, sizes);
-  return {{collective, std::string(label.unit), label.pass, dtype}, std::move(what), std::move(text)};
+  return {{collective, std::string(label.unit), label.pass, dtype},
+          std::move(what),
+          std::move(text),
+          std::string(label.detail),
+          wire_bytes};
 }
 
 // Runs communication: an error that leaves it names the collective, and ends the communicator's use.
@@ -94,15 +105,28 @@ template <class Begin>
 Communicator::Flight Communicator::start(const Started& started, Begin begin) {
   const auto begun = Clock::now();
   auto flight = std::make_shared<InFlight>(*this, started);
+  const Timed timed(recorder_, [&] {
+    return Recorder::Interval{Recorder::Activity::Communicate, "starting", started.what};
+  });
+  if (recorder_) flight->begun = Recorder::now();
   guarded(started.what, [&] {
     const TransferCall call{sequence_++, started.text};
     if (options_.checked) compare(call.sequence, started.text);
     flight->transfer = begin(call, flight->scratch);
   });
   flight->finished = !flight->transfer;
-  if (!flight->finished) pending_.push_back(flight);
+  if (flight->finished)
+    landed(*flight);
+  else
+    pending_.push_back(flight);
   ledger_.add_seconds(started.key, seconds_since(begun));
   return flight;
+}
+
+void Communicator::landed(InFlight& flight) {
+  if (!recorder_ || flight.begun == Recorder::Time{}) return;
+  const Started& s = flight.started;
+  recorder_->add({s.kind(), s.detail, static_cast<double>(s.wire_bytes), flight.begun, Recorder::now() - flight.begun});
 }
 
 // Polls everything in flight, oldest first. True if anything moved.
@@ -117,7 +141,9 @@ bool Communicator::drive(const InFlight* awaited) {
       throw;
     }
     moved = moved || progress != TransferProgress::None;
-    if (progress == TransferProgress::Done) flight->finished = finished = true;
+    if (progress != TransferProgress::Done) continue;
+    flight->finished = finished = true;
+    landed(*flight);
   }
   if (finished) {
     std::erase_if(pending_, [](const Flight& flight) {
@@ -130,6 +156,7 @@ bool Communicator::drive(const InFlight* awaited) {
 
 void Communicator::finish(InFlight& flight) {
   const auto begun = Clock::now();
+  const Timed timed(recorder_, [&] { return flight.started.waiting(); });
   guarded(flight.started.what, [&] {
     peers_->wait(flight.started.text, [&] {
       const bool moved = drive(&flight);
@@ -142,6 +169,7 @@ void Communicator::finish(InFlight& flight) {
 void Communicator::progress() {
   if (failure_) return;
   if (!pending_.empty()) {
+    const Timed timed(recorder_, [] { return Recorder::Interval{Recorder::Activity::Communicate, "progress"}; });
     try {
       drive(nullptr);
     } catch (const Error& e) {
@@ -165,29 +193,30 @@ Event Communicator::all_gather(std::span<const GatherBuffer> buffers, const Labe
           "all_gather of {}: a buffer at {} with a shard of {} elements", label.unit, b.full, b.shard);
     sizes.push_back(fmt::format("{} x {}", name_of(b.dtype), size_ * b.shard));
   }
-  Started started =
-      describe(Collective::AllGather, label, buffers.front().dtype, fmt::format("{}", fmt::join(sizes, ", ")));
   Ledger::Entries entries;
+  std::int64_t wire_bytes = 0;
   for (const GatherBuffer& b : buffers) {
-    LedgerKey key = started.key;
-    key.dtype = b.dtype;
+    LedgerKey key{Collective::AllGather, std::string(label.unit), label.pass, b.dtype};
     const std::int64_t bytes = b.shard * static_cast<std::int64_t>(size_of(b.dtype));
     LedgerCounts& counts = entries[key];
     counts.count = 1;
     counts.logical_bytes += size_ * bytes;
     counts.wire_bytes += (size_ - 1) * bytes;
+    wire_bytes += (size_ - 1) * bytes;
   }
   for (const auto& [key, counts] : entries) ledger_.add(key, counts);
+  const Started started = describe(Collective::AllGather, label, buffers.front().dtype,
+                                   fmt::format("{}", fmt::join(sizes, ", ")), wire_bytes);
   return Event(start(started, [&](const TransferCall& call, auto&) { return transport_->all_gather(buffers, call); }));
 }
 
 Event Communicator::reduce_scatter(const float* full, float* owned, std::int64_t shard, const Label& label) {
   check(shard >= 0 && ((full && owned) || shard == 0 || !transport_->moves_data()),
         "reduce_scatter of {}: null buffers with a shard of {} elements", label.unit, shard);
-  const Started started =
-      describe(Collective::ReduceScatter, label, DType::F32, fmt::format("fp32 x {}", size_ * shard));
   const std::int64_t bytes = shard * static_cast<std::int64_t>(sizeof(float));
-  ledger_.add(started.key, {.count = 1, .logical_bytes = size_ * bytes, .wire_bytes = (size_ - 1) * bytes});
+  const Started started = describe(Collective::ReduceScatter, label, DType::F32,
+                                   fmt::format("fp32 x {}", size_ * shard), (size_ - 1) * bytes);
+  ledger_.add(started.key, {.count = 1, .logical_bytes = size_ * bytes, .wire_bytes = started.wire_bytes});
   return Event(start(
       started, [&](const TransferCall& call, auto&) { return transport_->reduce_scatter(full, owned, shard, call); }));
 }
@@ -195,9 +224,10 @@ Event Communicator::reduce_scatter(const float* full, float* owned, std::int64_t
 Event Communicator::all_reduce(float* data, std::int64_t shard, const Label& label) {
   check(shard >= 0 && (data || shard == 0 || !transport_->moves_data()),
         "all_reduce of {}: a null buffer with a shard of {} elements", label.unit, shard);
-  const Started started = describe(Collective::AllReduce, label, DType::F32, fmt::format("fp32 x {}", size_ * shard));
   const std::int64_t bytes = shard * static_cast<std::int64_t>(sizeof(float));
-  ledger_.add(started.key, {.count = 1, .logical_bytes = size_ * bytes, .wire_bytes = 2 * (size_ - 1) * bytes});
+  const Started started = describe(Collective::AllReduce, label, DType::F32, fmt::format("fp32 x {}", size_ * shard),
+                                   2 * (size_ - 1) * bytes);
+  ledger_.add(started.key, {.count = 1, .logical_bytes = size_ * bytes, .wire_bytes = started.wire_bytes});
   return Event(
       start(started, [&](const TransferCall& call, auto&) { return transport_->all_reduce(data, shard, call); }));
 }
@@ -205,8 +235,9 @@ Event Communicator::all_reduce(float* data, std::int64_t shard, const Label& lab
 void Communicator::all_reduce(std::span<double> values, const Label& label) {
   const std::size_t n = values.size();
   const std::int64_t bytes = static_cast<std::int64_t>(n * sizeof(double));
-  const Started started = describe(Collective::AllReduce, label, DType::F64, fmt::format("fp64 x {}", n));
-  ledger_.add(started.key, {.count = 1, .logical_bytes = bytes, .wire_bytes = (size_ - 1) * bytes});
+  const Started started =
+      describe(Collective::AllReduce, label, DType::F64, fmt::format("fp64 x {}", n), (size_ - 1) * bytes);
+  ledger_.add(started.key, {.count = 1, .logical_bytes = bytes, .wire_bytes = started.wire_bytes});
   const Flight flight = start(started, [&](const TransferCall& call, std::vector<double>& all) {
     all.resize(n * static_cast<std::size_t>(size_));
     std::copy(values.begin(), values.end(), all.begin() + static_cast<std::ptrdiff_t>(n) * rank_);
@@ -223,7 +254,8 @@ void Communicator::all_reduce(std::span<double> values, const Label& label) {
 
 void Communicator::barrier(const Label& label) {
   const auto begun = Clock::now();
-  const Started started = describe(Collective::Barrier, label, DType::I32, "");
+  const Started started = describe(Collective::Barrier, label, DType::I32, "", 0);
+  const Timed timed(recorder_, [&] { return started.waiting(); });
   ledger_.add(started.key, {.count = 1});
   guarded(started.what, [&] { compare(sequence_++, started.text); });
   ledger_.add_seconds(started.key, seconds_since(begun));
@@ -235,6 +267,16 @@ std::vector<std::string> Communicator::exchange(const std::string& mine) {
   guarded(what, [&] {
     if (options_.checked) compare(sequence_++, what);
     texts = peers_->exchange(Peers::Channel::Texts, exchanges_++, mine, what);
+  });
+  return texts;
+}
+
+std::vector<std::string> Communicator::collect(const std::string& mine) {
+  const std::string what = "collection of texts";
+  std::vector<std::string> texts;
+  guarded(what, [&] {
+    if (options_.checked) compare(sequence_++, what);
+    texts = peers_->collect(Peers::Channel::Texts, exchanges_++, mine, what);
   });
   return texts;
 }

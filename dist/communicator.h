@@ -17,6 +17,7 @@
 
 #include "dist/ledger.h"
 #include "tensor/device.h"
+#include "tensor/recorder.h"
 
 namespace regather {
 
@@ -83,6 +84,8 @@ class Communicator {
   void barrier(const Label& label);
   // Blocking, not counted: start-up comparisons (hashes of configurations). Result in rank order.
   std::vector<std::string> exchange(const std::string& mine);
+  // The same for one reader: the texts of all ranks on rank 0, nothing on the others.
+  std::vector<std::string> collect(const std::string& mine);
 
   // Tells the other ranks that this one leaves, and waits until they have said so too (at most 5 s), so that no
   // launcher ends a rank that has not yet said why. Never throws. After it, the communicator can only be destroyed;
@@ -93,6 +96,8 @@ class Communicator {
 
   const Ledger& ledger() const { return ledger_; }
   void reset_ledger() { ledger_.reset(); }
+  // Records the time in each collective, and its flight; null: off. A flight that began without one is not recorded.
+  void set_recorder(Recorder* recorder) { recorder_ = recorder; }
   // Where this rank is, for messages of failures: "step 120".
   void set_where(std::string where) { where_ = std::move(where); }
   const std::string& where() const { return where_; }
@@ -103,10 +108,12 @@ class Communicator {
   struct Started;
   using Flight = std::shared_ptr<InFlight>;
 
-  Started describe(Collective collective, const Label& label, DType dtype, std::string_view sizes) const;
+  Started describe(Collective collective, const Label& label, DType dtype, std::string_view sizes,
+                   std::int64_t wire_bytes) const;
   template <class Begin>
   Flight start(const Started& started, Begin begin);
   void finish(InFlight& flight);
+  void landed(InFlight& flight);
   bool drive(const InFlight* awaited);
   void compare(std::int64_t sequence, const std::string& text);
   template <class F>
@@ -115,6 +122,7 @@ class Communicator {
   int rank_, size_;
   CommunicatorOptions options_;
   Ledger ledger_;
+  Recorder* recorder_ = nullptr;
   std::string where_;
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<Peers> peers_;

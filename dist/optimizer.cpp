@@ -3,8 +3,23 @@
 #include <algorithm>
 
 #include "tensor/ops/optimizer.h"
+#include "tensor/recorder.h"
 
 namespace regather {
+namespace {
+
+using Pieces = std::vector<ShardUnit::OwnedPiece> (ShardUnit::*)() const;
+
+template <class States>
+Recorder::Interval interval(const char* name, double bytes, const States& states, Pieces pieces) {
+  std::int64_t elements = 0;
+  for (const auto& state : states)
+    for (const ShardUnit::OwnedPiece& piece : (state.unit->*pieces)()) elements += piece.size;
+  return {
+      .activity = Recorder::Activity::Update, .name = name, .work = {.bytes = bytes * static_cast<double>(elements)}};
+}
+
+}  // namespace
 
 ShardedOptimizer::ShardedOptimizer(std::span<const std::unique_ptr<ShardUnit>> units, Device& device,
                                    const OptimizerOptions& options)
@@ -25,12 +40,16 @@ ShardedOptimizer::ShardedOptimizer(std::span<const std::unique_ptr<ShardUnit>> u
 
 void ShardedOptimizer::step(double lr, double gradient_scale, std::int64_t step) {
   if (device_.meta()) return;
+  const bool is_sgd = options_.type == OptimizerOptions::Type::Sgd;
+  const Timed timed(device_.recorder, [&] {
+    return interval(is_sgd ? "sgd" : "adamw", is_sgd ? kSgdBytes : kAdamwBytes, states_, &ShardUnit::updated);
+  });
   for (State& state : states_)
     for (const ShardUnit::OwnedPiece& piece : state.unit->updated()) {
       const bool decays = state.unit->table()[static_cast<std::size_t>(piece.param)].decay;
       const float decay = decays ? static_cast<float>(options_.weight_decay) : 0.0F;
       const auto rate = static_cast<float>(lr), scale = static_cast<float>(gradient_scale);
-      if (options_.type == OptimizerOptions::Type::Sgd) {
+      if (is_sgd) {
         sgd(piece.value, nullptr, piece.gradient, piece.size,
             {.lr = rate, .weight_decay = decay, .gradient_scale = scale});
         continue;
@@ -50,6 +69,8 @@ void ShardedOptimizer::step(double lr, double gradient_scale, std::int64_t step)
 double ShardedOptimizer::gradient_squares() const {
   double sum = 0;
   if (device_.meta()) return sum;
+  const Timed timed(device_.recorder,
+                    [&] { return interval("gradient norm", kSumOfSquaresBytes, states_, &ShardUnit::normed); });
   for (const State& state : states_)
     for (const ShardUnit::OwnedPiece& piece : state.unit->normed()) sum += sum_of_squares(piece.gradient, piece.size);
   return sum;

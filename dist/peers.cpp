@@ -164,6 +164,23 @@ std::vector<std::string> Peers::exchange(Channel channel, std::int64_t sequence,
                                          std::string_view doing) {
   const std::pair<char, std::int64_t> key{static_cast<char>(channel), sequence};
   for_others([&](int r, Other&) { transport_.send(r, pack(key.first, sequence, rank_, 0, mine)); });
+  return texts_of_all(key, mine, doing);
+}
+
+std::vector<std::string> Peers::collect(Channel channel, std::int64_t sequence, const std::string& mine,
+                                        std::string_view doing) {
+  const std::pair<char, std::int64_t> key{static_cast<char>(channel), sequence};
+  if (rank_ == 0) return texts_of_all(key, mine, doing);
+  transport_.send(0, pack(key.first, sequence, rank_, 0, mine));
+  wait(doing, [&] {
+    listen();
+    return transport_.delivered() ? TransferProgress::Done : TransferProgress::None;
+  });
+  return {};
+}
+
+std::vector<std::string> Peers::texts_of_all(const std::pair<char, std::int64_t>& key, const std::string& mine,
+                                             std::string_view doing) {
   wait(doing, [&] {
     listen();
     bool all = true;

@@ -38,6 +38,9 @@ class Peers {
   enum class Channel : char { Texts = 'x', Calls = 'c' };
   std::vector<std::string> exchange(Channel channel, std::int64_t sequence, const std::string& mine,
                                     std::string_view doing);
+  // The same on rank 0 alone; empty on the others.
+  std::vector<std::string> collect(Channel channel, std::int64_t sequence, const std::string& mine,
+                                   std::string_view doing);
   // Tells the others, and waits until each has said the same or is gone; at most 5 s.
   void leave(std::string_view reason, ExitCode code) noexcept;
 
@@ -63,6 +66,8 @@ class Peers {
       if (r != rank_) f(r, other(r));
   }
   void take(int from, const std::string& message);
+  std::vector<std::string> texts_of_all(const std::pair<char, std::int64_t>& key, const std::string& mine,
+                                        std::string_view doing);
   std::string here() const;
   void ask_where(Clock::duration patience);
   template <class Heard>

@@ -12,6 +12,7 @@
 #include "launcher/config.h"
 #include "launcher/config_value.h"
 #include "launcher/preflight.h"
+#include "launcher/profile.h"
 #include "launcher/progress.h"
 #include "launcher/regather.h"
 #include "launcher/summary.h"
@@ -46,6 +47,7 @@ more ranks than cores, too. Without it there is one rank.
 
   --set a.b=v       replaces one key of the file; again for another key
   --overwrite       train, compare: replaces what an earlier one wrote
+  --profile         train: where a step's time went; trace.json for Perfetto
   --json FILE       a copy of summary.json, compare.json or the configuration
   --policies a,b    compare: which; --steps N, --rounds N: for how long
 
@@ -87,7 +89,7 @@ Arguments parse_arguments(int argc, char** argv) {
   Arguments arguments;
   CLI::App app("regather");
   app.set_help_flag();
-  bool help = false, version = false, markdown = false, profile = false;
+  bool help = false, version = false, markdown = false;
   app.add_flag("-h,--help", help);
   app.add_flag("--version", version);
   CLI::App* train = app.add_subcommand("train");
@@ -102,7 +104,7 @@ Arguments parse_arguments(int argc, char** argv) {
     command->add_option("--json", arguments.train.json_file);
   }
   for (CLI::App* command : {train, compare}) command->add_flag("--overwrite", arguments.train.overwrite);
-  train->add_flag("--profile", profile);
+  train->add_flag("--profile", arguments.train.profile);
   compare->add_option("--policies", arguments.compare.policies)->delimiter(',')->allow_extra_args(false);
   compare->add_option("--steps", arguments.compare.steps)->check(CLI::Range(1, 1'000'000));
   compare->add_option("--rounds", arguments.compare.rounds)->check(CLI::Range(1, 1'000));
@@ -118,7 +120,6 @@ Arguments parse_arguments(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     throw UsageError(fmt::format("{}; see regather --help", e.what()));
   }
-  if (profile) throw UsageError("--profile: not available in this build; see regather --help");
   using Command = Arguments::Command;
   if (help || argc < 2) return arguments;
   if (version) {
@@ -130,6 +131,16 @@ Arguments parse_arguments(int argc, char** argv) {
     if (arguments.config.empty()) throw UsageError("CONFIG is missing: the YAML file of the run; see regather --help");
   }
   return arguments;
+}
+
+void check_steps_to_profile(const Config& config) {
+  const bool early = config.train.stop_after > 0 && config.train.stop_after < config.train.steps;
+  const std::int64_t steps = early ? config.train.stop_after : config.train.steps;
+  if (steps > Profiler::kWarmUpSteps) return;
+  throw UsageError(fmt::format(
+      "{}: value {} leaves --profile nothing to record: the first {} steps warm up; allowed: {} "
+      "or more",
+      early ? "train.stop_after" : "train.steps", steps, Profiler::kWarmUpSteps, Profiler::kWarmUpSteps + 1));
 }
 
 // How many ranks a configuration is checked for: those that were started, else those that it asks for.
@@ -191,6 +202,7 @@ std::optional<Training> prepare(int argc, char** argv, const LaunchPlace& place,
       with_places(config, [&] {
         require_place(config, place);
         check_against_world(config, ranks_are_threads(config) ? config.communication.sim_ranks : place.ranks);
+        if (arguments.train.profile) check_steps_to_profile(config);
       });
       if (arguments.command == Arguments::Command::Train) return Training{std::move(config), arguments.train};
       CompareOptions options = arguments.compare;

@@ -10,13 +10,12 @@
 
 #include "launcher/config_value.h"
 #include "launcher/machine.h"
+#include "tensor/recorder.h"
 
 namespace regather {
 namespace {
 
 using Json = nlohmann::json;
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 double median(std::vector<double> values) { return summarize_seconds(values).median; }
 
@@ -106,20 +105,19 @@ void conclude(Comparison& comparison) {
 // While it lives, what the device allocates and releases is recorded together with the time.
 class TimelineRecorder {
  public:
-  TimelineRecorder(Device& device, Trace& trace)
-      : device_(device), trace_(trace), before_(device.between_ops), begin_(now()), live_(device.memory.live_by_tag()) {
+  explicit TimelineRecorder(Device& device)
+      : device_(device), before_(device.between_ops), begin_(steady_seconds()), live_(device.memory.live_by_tag()) {
     device_.memory.log = &events_;
-    trace_.timed = true;
+    device_.recorder = &recorder_;
     device_.between_ops = [this] {
-      marks_.push_back({now(), events_.size()});
+      marks_.push_back({steady_seconds(), events_.size()});
       if (before_) before_();
     };
   }
   ~TimelineRecorder() {
     device_.memory.log = nullptr;
     device_.between_ops = before_;
-    trace_.timed = false;
-    trace_.spans.clear();
+    device_.recorder = nullptr;
   }
   TimelineRecorder(const TimelineRecorder&) = delete;
   TimelineRecorder& operator=(const TimelineRecorder&) = delete;
@@ -127,7 +125,7 @@ class TimelineRecorder {
   // The time of an allocation between two operations is its place among those between them.
   MemoryTimeline timeline(bool phases) {
     MemoryTimeline timeline;
-    marks_.push_back({now(), events_.size()});
+    marks_.push_back({steady_seconds(), events_.size()});
     timeline.seconds = marks_.back().time - begin_;
     Mark last{begin_, 0};
     BytesByTag live = live_;
@@ -140,10 +138,11 @@ class TimelineRecorder {
       }
       last = mark;
     }
-    for (const Trace::Span& span : trace_.spans) {
-      if (!phases || span.kind != Trace::Kind::Backward) continue;
-      if (timeline.backward_begin == 0) timeline.backward_begin = span.begin - begin_;
-      timeline.update_begin = span.begin + span.seconds - begin_;
+    const auto since_begin = [&](Recorder::Time t) { return std::chrono::duration<double>(t).count() - begin_; };
+    for (const Recorder::Interval& i : recorder_.recording().intervals) {
+      if (!phases || i.activity != Recorder::Activity::Backward) continue;
+      if (timeline.backward_begin == 0) timeline.backward_begin = since_begin(i.begin);
+      timeline.update_begin = since_begin(i.begin + i.length);
     }
     return timeline;
   }
@@ -154,7 +153,7 @@ class TimelineRecorder {
     std::size_t event;
   };
   Device& device_;
-  Trace& trace_;
+  Recorder recorder_;
   std::function<void()> before_;
   double begin_;
   BytesByTag live_;
@@ -267,7 +266,7 @@ void PolicyMeasurement::compare_gradients(Differences& differences) {
 
 MemoryTimeline PolicyMeasurement::record_a_step() {
   const auto step = batches(attempt_->trainer.steps_done());
-  TimelineRecorder recorder(attempt_->device, attempt_->trainer.trace());
+  TimelineRecorder recorder(attempt_->device);
   attempt_->trainer.step(step);
   return recorder.timeline(inputs_.grid.accumulation == 1);
 }

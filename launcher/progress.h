@@ -31,6 +31,7 @@ struct RunBanner {
   std::string host{};
   std::int64_t ranks_here = 1, cpus_here = 1;  // on this rank's machine: how many, and CPUs that any of them may run on
   ParameterCounts parameters{};
+  std::string limits{};  // of this machine, if they were measured
 };
 // "full, 2 resident slots, prefetch 1"
 std::string describe_sharding(const Config& config);

@@ -138,6 +138,7 @@ std::string start_banner(const Config& config, const RunBanner& b) {
   line("sharding", describe_sharding(config));
   line("checkpointing", describe_checkpointing(config));
   line("reduce", describe_reduce(config, p, b.ranks));
+  if (!b.limits.empty()) line("limits", b.limits);
   line("output", config.output);
   return text + warn_of_threads(config, b);
 }

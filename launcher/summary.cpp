@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -95,7 +96,9 @@ Json checkpointing(const RunSummary& s) {
 
 bool written_by_a_run(const std::string& name) {
   const bool events = name.starts_with(RunFolder::kEventsPrefix) && name.ends_with(RunFolder::kEventsSuffix);
-  return events || name == RunFolder::kConfig || name == RunFolder::kSummary || name == RunFolder::kMetrics;
+  static constexpr std::array kWhole = {RunFolder::kConfig, RunFolder::kSummary, RunFolder::kMetrics,
+                                        RunFolder::kProfile, RunFolder::kTrace};
+  return events || std::ranges::find(kWhole, name) != kWhole.end();
 }
 
 [[noreturn]] void refuse_folder(const std::filesystem::path& folder, std::string_view why) {

@@ -12,6 +12,7 @@ namespace regather {
 struct TrainOptions {
   std::string json_file;  // a copy of summary.json goes there; empty: none
   bool overwrite = false;
+  bool profile = false;  // where the time went: tables, profile.json, trace.json
 };
 
 // The exit code; errors are handed to `report` on the rank that meets them.

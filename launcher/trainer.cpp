@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cmath>
 
+#include "tensor/recorder.h"
+
 namespace regather {
 namespace {
 
@@ -17,6 +19,8 @@ Ledger::Entries scalars(const Label& label, std::int64_t calls, std::int64_t dou
   return {{{Collective::AllReduce, std::string(label.unit), label.pass, DType::F64},
            {.count = calls, .logical_bytes = bytes, .wire_bytes = bytes * (ranks - 1)}}};
 }
+
+Recorder::Interval rest(const char* name) { return {.name = name}; }
 
 std::int64_t counted_tokens(const Batch& batch) {
   const std::int32_t* targets = batch.targets.data<std::int32_t>();
@@ -57,8 +61,10 @@ Trainer::Sums Trainer::forward_backward(std::span<const Batch> batches, double t
   for (const Batch& b : batches)
     micro.push_back({b.tokens, b.targets, weights, static_cast<std::uint64_t>(b.first_sequence)});
   Sums sums;
-  stack_->step(micro, static_cast<std::uint64_t>(steps_done_),
-               [&](int, const Tensor& losses) { sums.loss += sum(losses); });
+  stack_->step(micro, static_cast<std::uint64_t>(steps_done_), [&](int, const Tensor& losses) {
+    const Timed timed(device_.recorder, [] { return rest("loss"); });
+    sums.loss += sum(losses);
+  });
   sums.squares = optimizer_->gradient_squares();
   return sums;
 }
@@ -72,6 +78,9 @@ StepReport Trainer::step(std::span<const Batch> batches) {
       [&] { return comm_.where(); },
       [&] {
         const auto begin = std::chrono::steady_clock::now();
+        const Timed timed(device_.recorder, [&] {
+          return Recorder::Interval{Recorder::Activity::Scope, "step", fmt::format("{}", report.step)};
+        });
         comm_.reset_ledger();
         device_.trace = &trace_;
         const double flops[] = {trace_.forward_flops, trace_.recomputed_flops};
@@ -151,6 +160,7 @@ Ledger::Entries Trainer::expected(const StepReport& report) const {
 
 // The differences, if they are no error.
 std::vector<std::string> Trainer::audit(const Ledger::Entries& expected, std::string_view what) const {
+  const Timed timed(device_.recorder, [] { return rest("audit of communication"); });
   std::vector<std::string> found = differences(expected, comm_.ledger().entries());
   if (found.empty() || options_.audit == TrainerOptions::Audit::Warn) return found;
   std::string text = fmt::format("{} communicated other than planned (communication.audit: error)", what);

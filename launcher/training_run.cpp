@@ -6,6 +6,7 @@
 #include <set>
 
 #include "launcher/machine.h"
+#include "launcher/profile_report.h"
 
 namespace regather {
 namespace {
@@ -117,6 +118,7 @@ TrainingRun::TrainingRun(const Config& config, const TrainOptions& options, cons
   const auto existing = options.overwrite ? RunFolder::Existing::Overwrite : RunFolder::Existing::Refuse;
   if (speaks()) RunFolder::require_usable(config.output, existing);
   const auto places = comm.exchange(nlohmann::json{host_name(), allowed_cpus()}.dump());
+  if (options.profile) profiler_ = std::make_unique<Profiler>(device_, comm);
   if (speaks()) {
     progress_ = std::make_unique<Progress>(stdout, terminal_of(stdout), config.train.steps);
     speak_banner(places);
@@ -151,10 +153,12 @@ void TrainingRun::speak_banner(const std::vector<std::string>& places) {
   }
   banner.cpus_here = static_cast<std::int64_t>(cpus_here.size());
   banner.parameters = parameter_counts(inputs_.model);
+  if (profiler_) banner.limits = describe_limits(profiler_->limits());
   progress_->banner(start_banner(config_, banner));
 }
 
 std::vector<Batch> TrainingRun::batches(std::int64_t step) {
+  const Timed timed(device_.recorder, [] { return Recorder::Interval{.name = "data"}; });
   std::vector<Batch> out;
   for (std::int64_t m = 0; m < inputs_.grid.accumulation; ++m)
     out.push_back(inputs_.data.batch(device_.memory, inputs_.grid, comm_.rank(), step - 1, m));
@@ -166,20 +170,39 @@ void TrainingRun::run() {
       config_.train.stop_after > 0 ? std::min(config_.train.stop_after, config_.train.steps) : config_.train.steps;
   bool stopped = false;
   for (std::int64_t step = 1; step <= end && !stopped; ++step) {
-    train_step(step);
+    {
+      const Profiler::Window window(profiler_.get(), step);
+      train_step(step);
+    }
+    if (profiler_) profiler_->end_step(step);
     if (config_.eval.every > 0 && step % config_.eval.every == 0) evaluate(step);
     stopped = trainer_->stop_asked();
   }
   const RunSummary summary = summarize();
-  if (!speaks()) return;
-  progress_->finish();
-  folder_->write_summary(summary);
-  if (!options_.json_file.empty()) write_file(options_.json_file, to_json(summary));
-  progress_->note(end_line(summary, stopped ? RunEnd::Signal : RunEnd::AsAsked, folder_->file(RunFolder::kSummary)));
+  if (speaks()) {
+    progress_->finish();
+    folder_->write_summary(summary);
+    if (!options_.json_file.empty()) write_file(options_.json_file, to_json(summary));
+  }
+  if (profiler_) report_profile();
+  if (speaks())
+    progress_->note(end_line(summary, stopped ? RunEnd::Signal : RunEnd::AsAsked, folder_->file(RunFolder::kSummary)));
+}
+
+void TrainingRun::report_profile() {
+  const std::optional<Profile> profile = profiler_->profile();
+  const std::optional<std::string> trace = profiler_->trace();
+  if (!profile || !trace) return;
+  write_file(folder_->file(RunFolder::kProfile), to_json(*profile));
+  write_file(folder_->file(RunFolder::kTrace), *trace);
+  progress_->note(profile->steps > 0 ? profile_tables(*profile) : "profile: stopped before any step was recorded");
+  progress_->note(fmt::format("profile: {} and {} (for ui.perfetto.dev)", folder_->file(RunFolder::kProfile).string(),
+                              folder_->file(RunFolder::kTrace).string()));
 }
 
 void TrainingRun::train_step(std::int64_t step) {
   StepReport report = trainer_->step(batches(step));
+  const Timed timed(device_.recorder, [] { return Recorder::Interval{.name = "report"}; });
   if (speaks()) {
     StepMetrics m;
     m.step = step;
@@ -223,7 +246,7 @@ RunSummary TrainingRun::summarize() {
   s.steps = static_cast<std::int64_t>(reports_.size());
   std::vector<double> seconds;
   for (const StepReport& r : reports_) {
-    seconds.push_back(r.seconds);
+    if (r.step > 1 || reports_.size() == 1) seconds.push_back(r.seconds);  // the first one warms up
     s.loss.push_back(r.loss);
     s.grad_norm.push_back(r.grad_norm);
   }

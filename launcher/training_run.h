@@ -8,6 +8,7 @@
 
 #include "launcher/metrics.h"
 #include "launcher/preflight.h"
+#include "launcher/profile.h"
 #include "launcher/progress.h"
 #include "launcher/stop_signal.h"
 #include "launcher/train.h"
@@ -38,6 +39,7 @@ class TrainingRun final : public RankProgram {
   void evaluate(std::int64_t step);
   std::vector<Batch> batches(std::int64_t step);
   void speak_banner(const std::vector<std::string>& places);
+  void report_profile();
   RunSummary summarize();
   bool speaks() const { return comm_.rank() == 0; }
 
@@ -46,6 +48,7 @@ class TrainingRun final : public RankProgram {
   Communicator& comm_;
   CpuDevice device_;
   RunInputs inputs_;
+  std::unique_ptr<Profiler> profiler_;  // if asked for
   std::unique_ptr<Trainer> trainer_;
   MemoryForecast forecast_;
   std::int64_t baseline_resident_ = 0;

@@ -13,6 +13,7 @@
 namespace regather {
 
 struct Trace;
+class Recorder;
 
 enum class DeviceKind { Cpu, Cuda };
 enum class Stream { Compute, Gather, Reduce, ToHost, ToDevice };
@@ -57,6 +58,7 @@ class Device {
   Allocator memory;
   std::function<void()> between_ops;  // called after each operation, when set: communication makes progress here
   Trace* trace = nullptr;             // what ran; off when null
+  Recorder* recorder = nullptr;       // when it ran; off when null
 };
 
 class CpuDevice final : public Device {

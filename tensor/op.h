@@ -12,6 +12,7 @@
 #include "tensor/params.h"
 #include "tensor/philox.h"
 #include "tensor/tensor.h"
+#include "tensor/work.h"
 
 namespace regather {
 
@@ -68,6 +69,12 @@ class Op {
   virtual std::int64_t workspace(Direction, std::span<const ValueType>, std::span<const Shape>) const { return 0; }
   // Floating point operations of one forward.
   virtual double flops(std::span<const ValueType>, std::span<const Shape>) const { return 0; }
+  // Of one backward that gives those gradients; of a fused loss together with its forward. 0: what it moves limits it.
+  virtual double backward_flops(std::span<const ValueType>, std::span<const Shape>, const Needs&) const { return 0; }
+  // Bytes that have to move: what the declarations say it reads or writes, each once. For an operation that touches
+  // only part of a parameter, its own.
+  virtual double bytes(Direction, std::span<const ValueType> in, std::span<const Shape> params, const Needs&) const;
+  Work work(Direction, std::span<const ValueType> in, std::span<const Shape> params, const Needs&) const;
   // Every gradient of an input is dout[0] itself (a residual): nothing is computed or copied.
   virtual bool passes_gradient() const { return false; }
   // A loss: recorded, but computed together with its gradient in backward(), once; forward() is for evaluation. Its

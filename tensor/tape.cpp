@@ -168,16 +168,33 @@ void Tape::bind_inputs(const Activations& x) {
 
 // ---- running again --------------------------------------------------------------------------------------------------
 
+Recorder::Interval Tape::interval(const Node& n, Recorder::Activity activity, const ParamView& params) const {
+  std::vector<ValueType> types;
+  std::vector<Shape> shapes;
+  for (std::size_t i = 0; i < n.in.size(); ++i) types.push_back({n.shapes[i], value(n.in[i]).type.dtype});
+  for (int id : n.params) shapes.push_back(params.info(id).shape);
+  const bool backward = activity == Recorder::Activity::Backward;
+  const auto direction = backward ? Op::Direction::Backward : Op::Direction::Forward;
+  const auto marked = std::ranges::find_if(n.out, [&](int id) { return !value(id).name.empty(); });
+  return {.activity = activity,
+          .name = std::string(n.op->name()),
+          .detail = marked == n.out.end() ? "" : value(*marked).name,
+          .work = n.op->work(direction, types, shapes, n.needs)};
+}
+
 Activations Tape::run_node(Node& n, std::span<const Tensor> in, const ParamView& params, Trace::Kind kind) {
   const bool again = kind == Trace::Kind::Rerun;
   if (!again) n.flops = flops_of(*n.op, in, params, n.params);
   return with_context([&] { return again ? "rerun of " + label(n) : std::string(n.op->name()); },
                       [&] {
-                        const Traced traced(device_.trace, kind, n.op->name(), n.flops);
+                        if (device_.trace) device_.trace->operation(kind, n.op->name(), n.flops);
                         if (n.op->fused_with_backward()) {
                           const Allocator::Asking asking(device_.memory, n.op->name());
                           return allocate_outputs(*n.op, device_, in, params, n.params);
                         }
+                        using enum Recorder::Activity;
+                        const Timed timed(device_.recorder,
+                                          [&] { return interval(n, again ? Recompute : Forward, params); });
                         return execute(*n.op, device_, in, params, n.params, n.key);
                       });
 }
@@ -363,6 +380,7 @@ void Tape::backward_node(Node& n, std::vector<Tensor>& gradient, const ParamView
   with_context(
       [&] { return label(n); },
       [&] {
+        const Timed timed(device_.recorder, [&] { return interval(n, Recorder::Activity::Backward, params); });
         const Allocator::Asking asking(device_.memory, n.op->name());
         for (std::size_t i = 0; i < in.size(); ++i)
           if (has(n.saved.inputs, i)) in[i] = value(n.in[i]).data.view(n.shapes[i]);
@@ -380,7 +398,7 @@ void Tape::backward_node(Node& n, std::vector<Tensor>& gradient, const ParamView
                             : Tensor(device_.memory, types[i].shape, Tag::Workspace, types[i].dtype);
         const Buffer workspace(device_.memory, n.op->workspace(Op::Direction::Backward, types, param_shapes),
                                Tag::Workspace);
-        const Traced traced(device_.trace, Trace::Kind::Backward, n.op->name(), 0);
+        if (device_.trace) device_.trace->operation(Trace::Kind::Backward, n.op->name(), 0);
         if (!device_.meta())
           n.op->backward({{device_, in, out, &params, n.params, n.key, workspace.data<float>()}, dout, din, &grads});
         else

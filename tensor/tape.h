@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tensor/op.h"
+#include "tensor/recorder.h"
 #include "tensor/trace.h"
 
 namespace regather {
@@ -97,6 +98,7 @@ class Tape {
   int new_value(const Tensor& t, int producer, bool needs_grad);
   void hold(Value& v, const Tensor& t);
   int adopt(Tensor& t, const Op& op);
+  Recorder::Interval interval(const Node& n, Recorder::Activity activity, const ParamView& params) const;
   Activations run_node(Node& n, std::span<const Tensor> in, const ParamView& params, Trace::Kind kind);
   void find_flow(const std::vector<bool>& output_has_gradient);
   void count_uses(bool for_caller, bool for_backward);

@@ -46,6 +46,9 @@ class Attention final : public Op {
     const double pairs = 0.5 * static_cast<double>(qkv.dim(1)) * static_cast<double>(qkv.dim(1) + 1);
     return 4.0 * static_cast<double>(qkv.dim(0) * heads_ * head_size(qkv)) * pairs;
   }
+  double backward_flops(std::span<const ValueType> in, std::span<const Shape> params, const Needs&) const override {
+    return 2.5 * flops(in, params);  // five products: the scores again, dP, dv, dq, dk
+  }
 
   void forward(const Call& call) const override {
     const Tensor& qkv = call.in[0];

@@ -34,6 +34,13 @@ class Embedding final : public Op {
   double flops(std::span<const ValueType> in, std::span<const Shape> params) const override {
     return has_positions_ ? static_cast<double>(in[0].shape.numel() * params[0].dim(1)) : 0.0;
   }
+  double bytes(Direction direction, std::span<const ValueType> in, std::span<const Shape> params,
+               const Needs& needs) const override {  // a row a token, not the whole table
+    const double rows = 4.0 * static_cast<double>(in[0].shape.numel() * params[0].dim(1));
+    const double positions = has_positions_ ? 4.0 * static_cast<double>(in[0].shape.dim(1) * params[0].dim(1)) : 0.0;
+    if (direction == Direction::Forward) return 2 * rows + positions;
+    return rows + (has(needs.params, 0) ? 2 * rows : 0) + (has(needs.params, 1) ? 2 * positions : 0);
+  }
 
   void forward(const Call& call) const override {
     const Tensor& tokens = call.in[0];

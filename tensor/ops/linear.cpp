@@ -31,6 +31,10 @@ class Linear final : public Op {
   double flops(std::span<const ValueType> in, std::span<const Shape> params) const override {
     return 2.0 * static_cast<double>(in[0].shape.numel()) * static_cast<double>(params[0].dim(0));
   }
+  double backward_flops(std::span<const ValueType> in, std::span<const Shape> params,
+                        const Needs& needs) const override {  // a product for dx, and one for dw
+    return flops(in, params) * ((has(needs.inputs, 0) ? 1 : 0) + (has(needs.params, 0) ? 1 : 0));
+  }
 
   void forward(const Call& call) const override {
     const Tensor& x = call.in[0];

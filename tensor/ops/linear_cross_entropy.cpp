@@ -40,6 +40,10 @@ class LinearCrossEntropy final : public Op {
   double flops(std::span<const ValueType> in, std::span<const Shape> params) const override {
     return 2.0 * static_cast<double>(in[0].shape.numel()) * static_cast<double>(params[0].dim(0));
   }
+  double backward_flops(std::span<const ValueType> in, std::span<const Shape> params,
+                        const Needs& needs) const override {  // products for the logits, dx and dw
+    return flops(in, params) * (1 + (has(needs.inputs, 0) ? 1 : 0) + (has(needs.params, 0) ? 1 : 0));
+  }
 
   void forward(const Call& call) const override {
     for_each_chunk(call, [&](const Chunk& c, float* losses) {

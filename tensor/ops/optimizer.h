@@ -22,6 +22,10 @@ struct SgdStep {
 };
 void sgd(float* p, float* momentum_buffer, const float* g, std::int64_t n, const SgdStep& step);
 
+// Bytes an element that have to move: arrays read or written once, for Work. sgd: without momentum.
+inline constexpr double kAdamwBytes = 7 * 4, kSgdBytes = 3 * 4, kSumOfSquaresBytes = 4, kAccumulateBytes = 3 * 4,
+                        kCountNonfiniteBytes = 4;
+
 double sum_of_squares(const float* x, std::int64_t n);          // in double
 void accumulate(float* to, const float* from, std::int64_t n);  // to += from
 std::int64_t count_nonfinite(const float* x, std::int64_t n);   // infinities and NaNs

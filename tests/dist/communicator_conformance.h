@@ -250,6 +250,55 @@ TEST_P(CommunicatorConformance, ExchangeGivesEveryTextInRankOrder) {
   });
 }
 
+TEST_P(CommunicatorConformance, CollectGivesEveryTextToRankZeroAlone) {
+  run([](Communicator& c) {
+    const auto text = [](int rank, int round) {
+      return std::string(static_cast<std::size_t>(rank * 200000 + round), static_cast<char>('a' + rank));
+    };
+    for (int round = 0; round < 3; ++round) {
+      const std::vector<std::string> texts = c.collect(text(c.rank(), round));
+      ASSERT_EQ(texts.size(), c.rank() == 0 ? static_cast<std::size_t>(c.size()) : 0);
+      for (std::size_t r = 0; r < texts.size(); ++r) EXPECT_EQ(texts[r], text(static_cast<int>(r), round));
+    }
+  });
+}
+
+// What a collective costs the thread that computes, and how long it flew.
+TEST_P(CommunicatorConformance, ARecorderSeesEveryCollectiveOnceAndItsWait) {
+  run([](Communicator& c) {
+    Recorder recorder;
+    std::vector<float> full(static_cast<std::size_t>(4 * c.size()), 1.0F);
+    const GatherBuffer buffer{full.data(), 4, DType::F32};
+    c.all_gather({&buffer, 1}, kLabel).wait();
+    c.set_recorder(&recorder);
+    const Label block{"block", Pass::Forward, "block 3"};
+    c.all_gather({&buffer, 1}, block).wait();
+    double one = 1;
+    c.all_reduce(std::span(&one, 1), kLabel);
+    c.set_recorder(nullptr);
+    c.all_gather({&buffer, 1}, kLabel).wait();
+    const Recorder::Recording recording = recorder.take();
+    ASSERT_EQ(recording.flights.size(), 2U);
+    const Recorder::Flight& gather = recording.flights[0];
+    EXPECT_EQ(gather.name, "all_gather of block (forward)");
+    EXPECT_EQ(gather.detail, "block 3");
+    EXPECT_EQ(gather.bytes, 16.0 * (c.size() - 1));
+    EXPECT_GT(gather.length.count(), 0);
+    std::size_t started = 0, waited = 0;
+    for (const Recorder::Interval& i : recording.intervals) {
+      if (i.activity == Recorder::Activity::Communicate) ++started;
+      if (i.activity == Recorder::Activity::Wait && i.name == gather.name) {
+        ++waited;
+        EXPECT_EQ(i.detail, "block 3");
+      }
+    }
+    EXPECT_EQ(started, 2U);
+    if (c.size() > 1) {
+      EXPECT_EQ(waited, 1U);
+    }
+  });
+}
+
 TEST_P(CommunicatorConformance, ImpossibleArgumentsAreRefused) {
   run([](Communicator& c) {
     std::vector<float> data(16);
