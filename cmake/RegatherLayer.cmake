@@ -1,5 +1,6 @@
 # add_layer(name DEPENDS layers...): one folder at the repository root becomes the static library regather_<name>.
-# Sources are found by name: <name>/*.cpp and <name>/*/*.cpp, except backends (see RegatherBackends.cmake) and main/.
+# Sources are found by name: <name>/*.cpp and <name>/*/*.cpp, except backends (see RegatherBackends.cmake), cuda/ (see
+# RegatherCuda.cmake) and main/.
 add_library(regather_flags INTERFACE)
 target_compile_options(regather_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wnon-virtual-dtor -ffp-contract=off)
 # g++ 12 reports -Wrestrict inside std::string's operator+ (its bug 105329).
@@ -19,7 +20,7 @@ function(add_layer name)
   cmake_parse_arguments(ARG "" "" "DEPENDS" ${ARGN})
   set(root "${PROJECT_SOURCE_DIR}")
   file(GLOB sources CONFIGURE_DEPENDS "${root}/${name}/*.cpp" "${root}/${name}/*/*.cpp")
-  list(FILTER sources EXCLUDE REGEX "/(mpi_|no_|nccl_|main/)[^/]*\\.cpp$")
+  list(FILTER sources EXCLUDE REGEX "/(mpi_|no_|nccl_|main/|cuda/)[^/]*\\.cpp$")
   set(target regather_${name})
   add_library(${target} STATIC ${sources})
   add_library(regather::${name} ALIAS ${target})

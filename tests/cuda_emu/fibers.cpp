@@ -1,0 +1,79 @@
+#include "tests/cuda_emu/fibers.h"
+
+#include <boost/context/protected_fixedsize_stack.hpp>
+
+#include "tests/cuda_emu/sanitizers.h"
+
+namespace cuda_emu {
+namespace {
+
+constexpr std::size_t kStackBytes = 128 << 10;
+
+// Says where the stack is, for AddressSanitizer.
+struct KnownStack {
+  FiberPool::Fiber* fiber;
+  boost::context::protected_fixedsize_stack stacks{kStackBytes};
+  boost::context::stack_context allocate() {
+    const boost::context::stack_context stack = stacks.allocate();
+    fiber->stack_bytes = stack.size;
+    fiber->stack_bottom = static_cast<char*>(stack.sp) - stack.size;
+    return stack;
+  }
+  void deallocate(boost::context::stack_context& stack) {
+    unpoison(static_cast<char*>(stack.sp) - stack.size, stack.size);
+    stacks.deallocate(stack);
+  }
+};
+
+}  // namespace
+
+FiberPool::FiberPool() = default;
+FiberPool::~FiberPool() {
+  stopping_ = true;
+  for (Fiber* fiber : idle_) resume(*fiber);
+}
+
+FiberPool::Fiber& FiberPool::idle_fiber() {
+  if (idle_.empty()) {
+    Fiber& fiber = *all_.emplace_back(std::make_unique<Fiber>());
+    fiber.context = boost::context::fiber(std::allocator_arg, KnownStack{&fiber}, [this, &fiber](auto&& scheduler) {
+      entered_stack(nullptr, &scheduler_bottom_, &scheduler_bytes_);
+      scheduler_ = std::move(scheduler);
+      main_of(fiber);
+      leaving_stack(nullptr, scheduler_bottom_, scheduler_bytes_);
+      return std::move(scheduler_);
+    });
+    return fiber;
+  }
+  Fiber& fiber = *idle_.back();
+  idle_.pop_back();
+  return fiber;
+}
+
+void FiberPool::main_of(Fiber& fiber) {
+  for (; !stopping_; wait()) {
+    fiber.work();
+    fiber.work = nullptr;
+    fiber.sanitizer = nullptr;  // that CUDA thread has ended
+    idle_.push_back(&fiber);
+  }
+}
+
+void FiberPool::resume(Fiber& fiber) {
+  running_ = &fiber;
+  scheduler_sanitizer_ = this_fiber();
+  if (fiber.sanitizer) switch_fiber(fiber.sanitizer);
+  leaving_stack(&scheduler_fake_stack_, fiber.stack_bottom, fiber.stack_bytes);
+  fiber.context = std::move(fiber.context).resume();
+  entered_stack(scheduler_fake_stack_, nullptr, nullptr);
+}
+
+void FiberPool::wait() {
+  Fiber& me = *running_;
+  switch_fiber(scheduler_sanitizer_);
+  leaving_stack(&me.fake_stack, scheduler_bottom_, scheduler_bytes_);
+  scheduler_ = std::move(scheduler_).resume();
+  entered_stack(me.fake_stack, &scheduler_bottom_, &scheduler_bytes_);
+}
+
+}  // namespace cuda_emu

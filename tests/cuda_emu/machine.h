@@ -1,0 +1,86 @@
+// Devices without hardware: what a test holds. While a Machine lives, the symbols of the CUDA runtime, cuBLAS and NCCL
+// that this library defines act on it. Nothing runs when it is enqueued: when a host waits, a seeded scheduler runs any
+// legal next piece of work of any stream. Invariant: host threads (ranks) take turns, so one seed replays one
+// interleaving exactly. What a program does wrong is a finding: a sentence that a test reads. It cannot show speed,
+// occupancy, or what the memory model of a real device allows beyond other orders of execution.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace cuda_emu {
+
+enum class ThreadOrder { Forward, Reverse, Random };  // of blocks, and of the threads in a block
+
+struct Options {
+  std::uint64_t seed = 1;
+  int devices = 8;
+  std::size_t capacity = std::size_t{256} << 20;  // of each device
+  ThreadOrder order = ThreadOrder::Forward;
+  bool guarded = true;  // a host that follows a device pointer dies at once; costs system calls with every task
+};
+
+// What one kernel did, over all its launches. Bytes are those that its load and store helpers were asked for; sectors
+// are the pieces of 32 bytes that a warp's accesses touch, as the hardware moves them: bytes / 32 where all is
+// coalesced and aligned.
+struct KernelCounts {
+  std::int64_t launches = 0, loaded = 0, stored = 0, loaded_sectors = 0, stored_sectors = 0;
+};
+struct Counts {
+  std::int64_t calls = 0, bytes = 0;
+};
+struct Ledger {
+  std::map<std::string, KernelCounts> kernels;
+  std::map<std::string, Counts> copies;       // "host to device", "device to device", "device to host", "set"
+  std::map<std::string, Counts> collectives;  // by NCCL's name; bytes that a ring sends, summed over ranks
+  Counts products;                            // cuBLAS; bytes of the three matrices
+  Counts allocations;
+};
+
+struct State;
+
+class Machine {
+ public:
+  explicit Machine(const Options& options = {});
+  ~Machine();  // runs what is still enqueued
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+
+  const std::vector<std::string>& findings() const;
+  std::vector<std::string> take_findings();
+  Ledger& ledger();
+  std::size_t used_bytes(int device) const;
+  std::size_t peak_bytes(int device) const;
+
+  // The n-th collective (from 0) of this rank of a communicator ends with ncclRemoteError, as when a peer is gone.
+  void fail_collective(int rank, std::int64_t n);
+
+  // Runs body(rank) on so many threads that take turns. Exceptions leave by rethrowing the first.
+  void run_ranks(int ranks, const std::function<void(int)>& body);
+
+ private:
+  friend class Rank;
+  std::unique_ptr<State> state_;
+};
+
+// Makes the calling thread the host of a rank, on device `rank`, until the end of its scope. Threads wait here until
+// all ranks have come; from then on one runs at a time. For programs that start their own threads.
+class Rank {
+ public:
+  Rank(Machine& machine, int rank, int ranks);
+  ~Rank();  // waits for the device's streams
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+
+ private:
+  State& state_;
+};
+
+// For a loop of the host that polls something else than CUDA: lets devices and other ranks go on.
+void yield();
+
+}  // namespace cuda_emu

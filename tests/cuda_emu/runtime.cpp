@@ -1,0 +1,267 @@
+// The CUDA runtime: the symbols of cudart that the backend uses, declared by NVIDIA's own header, so that signatures
+// cannot drift. A function that is not here is an error of the linker.
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "tests/cuda_emu/sanitizers.h"
+#include "tests/cuda_emu/state.h"
+
+using cuda_emu::state;
+
+struct CUmemPoolHandle_st {
+  int device;
+};
+
+namespace {
+
+cudaError_t failed(cudaError_t error) {
+  if (error != cudaSuccess) state().host().last_error = error;
+  return error;
+}
+
+cuda_emu::DeviceMemory& memory_of(int device) { return *state().devices.at(static_cast<std::size_t>(device)); }
+
+void free_block(void* data) {
+  for (const auto& device : state().devices) {
+    if (!device->contains(data)) continue;
+    if (const std::string fault = device->release(data); !fault.empty()) state().report(fault);
+    return;
+  }
+  state().report("free of a pointer that was not allocated");
+}
+
+cudaError_t allocate(void** data, std::size_t bytes, int device) {
+  *data = memory_of(device).allocate(bytes);
+  if (!*data) return failed(cudaErrorMemoryAllocation);
+  ++state().ledger.allocations.calls;
+  state().ledger.allocations.bytes += static_cast<std::int64_t>(bytes);
+  return cudaSuccess;
+}
+
+bool exists(cudaEvent_t event, const char* who) {
+  if (!event) state().report(fmt::format("{} of no event", who));
+  return event != nullptr;
+}
+
+cudaError_t wait_for_stream(cudaStream_t stream, const char* who) {
+  const auto last = stream->last;
+  const bool done = state().wait_until([=] { return stream->done >= last; }, who);
+  cuda_emu::acquire(stream);
+  return done ? cudaSuccess : failed(cudaErrorLaunchFailure);
+}
+
+}  // namespace
+
+#define API extern "C" cudaError_t
+
+// ---- errors and devices ---------------------------------------------------------------------------------------------
+
+API cudaGetLastError() { return std::exchange(state().host().last_error, cudaSuccess); }
+API cudaPeekAtLastError() { return state().host().last_error; }
+extern "C" const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess: return "cudaSuccess";
+    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+    case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+    case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+    case cudaErrorNotReady: return "cudaErrorNotReady";
+    default: return "cudaError";
+  }
+}
+extern "C" const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorLaunchFailure: return "unspecified launch failure";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorNotReady: return "device not ready";
+    default: return "emulated error";
+  }
+}
+API cudaGetDeviceCount(int* count) {
+  *count = static_cast<int>(state().devices.size());
+  return *count > 0 ? cudaSuccess : failed(cudaErrorNoDevice);
+}
+API cudaSetDevice(int device) {
+  if (device < 0 || device >= static_cast<int>(state().devices.size())) return failed(cudaErrorInvalidDevice);
+  state().host().device = device;
+  return cudaSuccess;
+}
+API cudaGetDevice(int* device) {
+  *device = state().host().device;
+  return cudaSuccess;
+}
+API cudaDeviceSynchronize() {
+  cudaError_t result = cudaSuccess;
+  for (CUstream_st* stream : std::vector(state().streams))
+    if (stream->device == state().host().device) result = std::max(result, wait_for_stream(stream, __func__));
+  return result;
+}
+API cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  constexpr int kStaticLimit = 48 << 10;
+  if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value > kStaticLimit)
+    state().large_shared.insert(kernel);
+  return cudaSuccess;
+}
+
+// ---- memory ---------------------------------------------------------------------------------------------------------
+
+API cudaMalloc(void** data, std::size_t bytes) {
+  const int device = state().host().device;
+  const cudaError_t result = allocate(data, bytes, device);
+  if (result == cudaSuccess) memory_of(device).fill(*data);
+  return result;
+}
+API cudaFree(void* data) {
+  if (!data) return cudaSuccess;
+  cudaDeviceSynchronize();
+  free_block(data);
+  return cudaSuccess;
+}
+API cudaMallocAsync(void** data, std::size_t bytes, cudaStream_t stream) {
+  const cudaError_t result = allocate(data, bytes, stream->device);
+  if (result == cudaSuccess)
+    state().enqueue(stream, __func__, [block = *data, device = stream->device] { memory_of(device).fill(block); });
+  return result;
+}
+API cudaFreeAsync(void* data, cudaStream_t stream) {
+  state().enqueue(stream, __func__, [data] { free_block(data); });
+  return cudaSuccess;
+}
+API cudaMallocFromPoolAsync(void** data, std::size_t bytes, cudaMemPool_t, cudaStream_t stream) {
+  return cudaMallocAsync(data, bytes, stream);
+}
+API cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {
+  *pool = new CUmemPoolHandle_st{properties->location.id};
+  return cudaSuccess;
+}
+API cudaMemPoolDestroy(cudaMemPool_t pool) {
+  delete pool;
+  return cudaSuccess;
+}
+API cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return cudaSuccess; }
+API cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
+  if (attribute != cudaMemPoolAttrReservedMemCurrent) return failed(cudaErrorInvalidValue);
+  const std::uint64_t reserved = memory_of(pool->device).peak;
+  std::memcpy(value, &reserved, sizeof reserved);
+  return cudaSuccess;
+}
+API cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  const cuda_emu::DeviceMemory& memory = memory_of(state().host().device);
+  *total = memory.capacity;
+  *free = memory.capacity - memory.used;
+  return cudaSuccess;
+}
+API cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
+  *data = ::operator new(bytes, std::nothrow);
+  if (!*data) return failed(cudaErrorMemoryAllocation);
+  std::memset(*data, 0xff, bytes);
+  state().pinned[static_cast<const char*>(*data)] = bytes;
+  return cudaSuccess;
+}
+API cudaFreeHost(void* data) {
+  if (state().pinned.erase(static_cast<const char*>(data)) == 0)
+    state().report("cudaFreeHost of a pointer that was not allocated");
+  else
+    ::operator delete(data);
+  return cudaSuccess;
+}
+
+API cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  cuda_emu::State& s = state();
+  const bool to_device = s.on_device(to), from_device = s.on_device(from);
+  const cudaMemcpyKind actual = to_device ? (from_device ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice)
+                                          : (from_device ? cudaMemcpyDeviceToHost : cudaMemcpyHostToHost);
+  const std::string name = actual == cudaMemcpyDeviceToDevice ? "device to device"
+                           : actual == cudaMemcpyHostToDevice ? "host to device"
+                           : actual == cudaMemcpyDeviceToHost ? "device to host"
+                                                              : "host to host";
+  if (kind != actual && kind != cudaMemcpyDefault) {
+    s.report(fmt::format("copy of {} bytes is {}, which is not what was asked for", bytes, name));
+    return failed(cudaErrorInvalidMemcpyDirection);
+  }
+  if ((!to_device && !s.is_pinned(to)) || (!from_device && !s.is_pinned(from)))
+    s.report(
+        fmt::format("copy {} of {} bytes with memory that is not pinned: it would wait for the device", name, bytes));
+  s.enqueue(stream, "copy " + name, [=, &s] {
+    if (!s.check(to, bytes, "copy " + name + ", target") || !s.check(from, bytes, "copy " + name + ", source")) return;
+    std::memcpy(to, from, bytes);
+    ++s.ledger.copies[name].calls;
+    s.ledger.copies[name].bytes += static_cast<std::int64_t>(bytes);
+  });
+  return cudaSuccess;
+}
+API cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t stream) {
+  cuda_emu::State& s = state();
+  s.enqueue(stream, "set", [=, &s] {
+    if (!s.check(data, bytes, "set")) return;
+    std::memset(data, value, bytes);
+    ++s.ledger.copies["set"].calls;
+    s.ledger.copies["set"].bytes += static_cast<std::int64_t>(bytes);
+  });
+  return cudaSuccess;
+}
+
+// ---- streams and events ---------------------------------------------------------------------------------------------
+
+API cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  cuda_emu::State& s = state();
+  if (flags != cudaStreamNonBlocking) s.report("a stream that waits for the legacy default stream");
+  *stream = new CUstream_st{s.host().device, s.next_stream++, {}};
+  (*stream)->priority = s.random();
+  (*stream)->fiber = cuda_emu::new_fiber();  // here: a new fiber comes after whoever makes it
+  s.streams.push_back(*stream);
+  return cudaSuccess;
+}
+API cudaStreamDestroy(cudaStream_t stream) {
+  wait_for_stream(stream, __func__);
+  std::erase(state().streams, stream);
+  if (stream->fiber) cuda_emu::delete_fiber(stream->fiber);
+  delete stream;
+  return cudaSuccess;
+}
+API cudaStreamSynchronize(cudaStream_t stream) { return wait_for_stream(stream, __func__); }
+API cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+API cudaEventDestroy(cudaEvent_t event) {  // streams may still come to it
+  if (exists(event, __func__)) state().retired_events.emplace_back(event);
+  return cudaSuccess;
+}
+API cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (!exists(event, __func__)) return failed(cudaErrorInvalidResourceHandle);
+  const auto number = ++event->recorded;
+  state().enqueue(stream, __func__, [=] {
+    event->done = std::max(event->done, number);
+    cuda_emu::release(event);
+  });
+  return cudaSuccess;
+}
+API cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  if (!exists(event, __func__)) return failed(cudaErrorInvalidResourceHandle);
+  if (const auto number = event->recorded; number > 0)
+    state().enqueue(
+        stream, __func__, [=] { cuda_emu::acquire(event); }, [=] { return event->done >= number; });
+  return cudaSuccess;
+}
+API cudaEventSynchronize(cudaEvent_t event) {
+  if (!exists(event, __func__)) return failed(cudaErrorInvalidResourceHandle);
+  const auto number = event->recorded;
+  const bool done = state().wait_until([=] { return event->done >= number; }, __func__);
+  cuda_emu::acquire(event);
+  return done ? cudaSuccess : failed(cudaErrorLaunchFailure);
+}
+API cudaEventQuery(cudaEvent_t event) {
+  if (!exists(event, __func__)) return failed(cudaErrorInvalidResourceHandle);
+  if (event->done < event->recorded) state().let_others_go_on();
+  if (event->done < event->recorded) return state().dead ? failed(cudaErrorLaunchFailure) : cudaErrorNotReady;
+  cuda_emu::acquire(event);
+  return cudaSuccess;
+}

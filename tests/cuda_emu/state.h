@@ -1,0 +1,147 @@
+// The machine from inside: what the C functions (runtime.cpp, blas.cpp, collectives.cpp) and the kernels' threads act
+// on. Every member is touched by one thread at a time: the one whose turn it is.
+#pragma once
+#include <driver_types.h>
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <set>
+#include <utility>
+
+#include "tests/cuda_emu/machine.h"
+
+namespace cuda_emu {
+
+class Meetings;   // of NCCL's communicators; collectives.cpp
+class FiberPool;  // stacks for the threads of kernels; grid.cpp
+
+// One thing in a stream. ready: what it waits for, besides those before it.
+struct Task {
+  std::uint64_t sequence;
+  std::string name;
+  std::function<void()> run;
+  std::function<bool()> ready;
+  std::shared_ptr<char> enqueued;  // carries the order between enqueueing and running
+};
+
+}  // namespace cuda_emu
+
+struct CUstream_st {
+  int device, number;
+  std::deque<cuda_emu::Task> tasks;
+  std::uint64_t last = 0, done = 0;  // sequence numbers
+  std::uint64_t priority = 0;
+  void* fiber = nullptr;
+};
+struct CUevent_st {
+  std::uint64_t recorded = 0, done = 0;  // counts of records
+};
+
+namespace cuda_emu {
+
+// A device's memory: one range of addresses that are never given out twice, so that every stale pointer is recognised.
+// Between tasks a guarded range is inaccessible: a host that follows a device pointer dies at once.
+class DeviceMemory {
+ public:
+  DeviceMemory(std::size_t capacity, bool guarded);
+  ~DeviceMemory();
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  void* allocate(std::size_t bytes);  // null: no room. Contents are undefined until fill()
+  void fill(void* data);              // with NaNs
+  // What is wrong with it; empty: nothing.
+  std::string release(void* data);
+  std::string find_fault(const void* data, std::size_t bytes) const;
+  bool contains(const void* data) const;
+  void open();
+  void close();
+
+  const std::size_t capacity;
+  std::size_t used = 0, peak = 0;
+
+ private:
+  struct Block {
+    std::size_t bytes;
+    bool live;
+    std::int64_t number;
+  };
+  const std::pair<const char* const, Block>* block_at(const void* data) const;
+
+  const bool guarded_;
+  char* begin_;
+  std::size_t top_ = 0;
+  int openings_ = 0;
+  std::map<const char*, Block> blocks_;
+};
+
+// A thread of the program. ready: what it waits for; empty when it runs.
+struct Host {
+  int rank = 0, device = 0;
+  std::function<bool()> ready;
+  std::string waits_in;
+  bool finished = false;
+  std::condition_variable turn;
+  cudaError_t last_error = cudaSuccess;
+  int group_depth = 0;                          // of ncclGroupStart
+  std::vector<std::function<void()>> in_group;  // posted by ncclGroupEnd
+};
+
+struct State {
+  explicit State(const Options& options);
+  ~State();
+
+  Options options;
+  std::mt19937_64 random;
+  std::vector<std::string> findings;
+  Ledger ledger;
+  std::vector<std::unique_ptr<DeviceMemory>> devices;
+  std::map<const char*, std::size_t> pinned;
+  std::set<const void*> large_shared;  // kernels that may have more than 48 KiB of dynamic shared memory
+  std::unique_ptr<FiberPool> fibers;
+  std::unique_ptr<Meetings> meetings;
+  std::optional<std::pair<int, std::int64_t>> failing_collective;
+  std::vector<std::unique_ptr<CUevent_st>> retired_events;
+
+  void report(std::string finding) { findings.push_back(std::move(finding)); }
+  std::uint64_t draw(std::uint64_t below) { return random() % below; }
+
+  // Memory. find_fault: empty if these bytes are all in one live allocation, or on the host. check: reports it.
+  std::string find_fault(const void* data, std::size_t bytes) const;
+  bool on_device(const void* data) const;
+  bool is_pinned(const void* data) const;
+  bool check(const void* data, std::size_t bytes, const std::string& who);
+
+  // Streams and time.
+  void enqueue(cudaStream_t stream, std::string name, std::function<void()> run, std::function<bool()> ready = {});
+  bool step();                                                                  // runs one task; false: none can run
+  bool wait_until(const std::function<bool()>& ready, const std::string& who);  // false: it never will (a finding)
+  void let_others_go_on();
+  Host& host();
+  void hand_over(Host& to);
+  std::vector<Host*> runnable_hosts();
+  void join(int rank, int ranks);
+  void leave();
+
+  std::vector<CUstream_st*> streams;
+  std::uint64_t sequence = 0;
+  int next_stream = 0;
+  bool dead = false;  // after a deadlock nothing waits any more
+
+ private:
+  CUstream_st* pick();
+  void run_task(CUstream_st& stream);
+  void give_up(const std::string& who);
+
+  Host main_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Host>> hosts_;  // of the latest run; none is removed while any of them runs
+  Host* running_ = nullptr;
+};
+
+State& state();  // of the living machine
+
+}  // namespace cuda_emu
