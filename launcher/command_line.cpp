@@ -84,6 +84,19 @@ void refuse_unknown_command(int argc, char** argv) {
                                near.empty() ? "" : fmt::format("; did you mean {}?", near)));
 }
 
+// What the command that was given does not take.
+std::string unexpected(const CLI::App& app) {
+  const std::string extra = app.remaining(true).front();
+  if (!extra.starts_with('-')) return fmt::format("{}: one argument too many; see regather --help", extra);
+  std::vector<std::string> options;
+  for (const CLI::App* command : app.get_subcommands())
+    for (const CLI::Option* option : command->get_options())
+      if (option->get_name().starts_with("--")) options.push_back(option->get_name());
+  const std::string near = nearest(extra, options);
+  return fmt::format("{}: unknown option; {}", extra,
+                     near.empty() ? "see regather --help" : fmt::format("did you mean {}?", near));
+}
+
 Arguments parse_arguments(int argc, char** argv) {
   refuse_unknown_command(argc, argv);
   Arguments arguments;
@@ -114,6 +127,8 @@ Arguments parse_arguments(int argc, char** argv) {
   on_key->add_flag("--markdown", markdown);
   try {
     app.parse(argc, argv);
+  } catch (const CLI::ExtrasError&) {
+    throw UsageError(unexpected(app));
   } catch (const CLI::ArgumentMismatch& e) {
     throw UsageError(fmt::format("{}: needs a value; see regather --help",
                                  std::string_view(e.what()).substr(0, std::string_view(e.what()).find(':'))));

@@ -99,8 +99,10 @@ StepReport Trainer::step(std::span<const Batch> batches) {
           report.grad_norm = std::sqrt(totals[1]);
           report.skipped = !std::isfinite(report.loss) || !std::isfinite(report.grad_norm);
           if (report.skipped && options_.nonfinite == TrainerOptions::Nonfinite::Error)
-            throw Error(fmt::format("the loss is {} and the gradient's norm is {} (train.nonfinite: error)",
-                                    std::abs(report.loss), report.grad_norm));
+            throw Error(
+                fmt::format("the loss is {} and the gradient's norm is {}; a smaller train.optimizer.lr may "
+                            "help, train.nonfinite: skip goes on without the step",
+                            std::abs(report.loss), report.grad_norm));
           if (!report.skipped) {
             check_every_parameter_learns(report);
             optimizer_->step(report.lr, clip_scale(report.grad_norm, options_.clip_grad_norm), ++updates_);

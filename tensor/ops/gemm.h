@@ -1,6 +1,6 @@
 // Matrix products of dense row-major fp32 matrices: the one place that knows which library computes them. The result
-// depends on the values and sizes alone, not on addresses. Sizes may be zero. Thread-safe; threads: the caller's OpenMP
-// setting.
+// depends on values, sizes and the number of threads, not on addresses. Sizes may be zero. Thread-safe; threads: the
+// caller's OpenMP setting; the library may split a sum over them.
 #pragma once
 #include <cstdint>
 

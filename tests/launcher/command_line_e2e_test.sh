@@ -77,6 +77,17 @@ import json
 assert json.load(open("run/summary.json"))["loss"] == json.load(open("run_sim/summary.json"))["loss"]
 PY
 
+# On a terminal there is one line that is redrawn, also through mpirun; without colours where they are not wanted.
+terminal() { script -qec "$*" /dev/null >out 2>err </dev/null || fail "exit code $? on a terminal: $*"; }
+for launch in "" "$source/tools/mpirun 2 "; do
+  TERM=xterm terminal "$launch$program train c.yaml --overwrite"
+  grep -q $'\r\033\[K\[.*\] *.*3/3  loss [0-9.]*  [0-9]* tok/s  [0-9.]* [KM]iB  [0-9:]* left' out || fail "no bar"
+  grep -q $'\033\[32m' out || fail "no colours"
+  lines out "^step ./3  loss " 0
+  TERM=xterm NO_COLOR=1 terminal "$launch$program train c.yaml --overwrite"
+  grep -q $'\033\[[0-9]*m' out && fail "colours that are not wanted"
+done
+
 # Evaluations are in the summary, and in what was predicted and expected.
 run 0 mpi 2 "$program" train c.yaml --set train.steps=4 --set eval='{every: 2, batches: 3}' --set output=run_eval
 python3 - <<'PY' || fail "the evaluations of a run"

@@ -101,6 +101,22 @@ TEST_F(CommandLine, BadOptionsAreUsageErrors) {
   }
 }
 
+TEST_F(CommandLine, AnUnknownOptionIsRefusedWithTheNearestOne) {
+  const auto refusal = [&](std::vector<std::string> arguments) {
+    const Outcome outcome = run(std::move(arguments));
+    EXPECT_EQ(outcome.code, 2);
+    return outcome.err;
+  };
+  const std::string error = "regather: error: ";
+  EXPECT_EQ(refusal({"train", config(), "--overwrit"}),
+            error + "--overwrit: unknown option; did you mean --overwrite?\n");
+  EXPECT_EQ(refusal({"train", config(), "--policies=full"}),
+            error + "--policies=full: unknown option; see regather --help\n");
+  EXPECT_EQ(refusal({"--versio"}), error + "--versio: unknown option; see regather --help\n");
+  EXPECT_EQ(refusal({"check", config(), "again.yaml"}),
+            error + "again.yaml: one argument too many; see regather --help\n");
+}
+
 TEST_F(CommandLine, AnOptionWithoutItsValueIsNamed) {
   for (const std::string option : {"--set", "--json"})
     EXPECT_EQ(run({"train", config(), option}).err,
@@ -261,7 +277,16 @@ TEST_F(CommandLine, CheckAloneDescribesTheRanksThatTheConfigurationAsksFor) {
 }
 
 TEST_F(CommandLine, RanksAsThreadsAndSeveralProcessesAreRefusedTogether) {
-  EXPECT_EQ(run({"train", config("communication: {backend: sim, sim_ranks: 2}\n")}, {0, 2}).code, 2);
+  const std::string path = config("communication: {backend: sim, sim_ranks: 2}\n");
+  for (const std::string command : {"train", "check", "compare"}) {
+    const Outcome outcome = run({command, path}, {0, 2});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_EQ(outcome.err.find("regather: error: " + path +
+                               ":3:26: communication.backend: value 'sim' runs its ranks in "
+                               "one process, but 2 were started; allowed: mpi, or "),
+              0U)
+        << outcome.err;
+  }
 }
 
 TEST(LaunchPlaceTest, IsTakenFromTheLaunchersEnvironment) {

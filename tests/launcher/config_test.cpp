@@ -299,6 +299,7 @@ TEST(Config, WhatThisBuildDoesNotHaveIsRefusedByName) {
   refused("activation_checkpointing.budget=1GiB", "512MiB");
   refused("model.lora.rank=8", "0");
   refused("sharding.shard_size=2", "0");
+  refused("sharding.shard_size=1", "0");
   refused("snapshot.every=5", "0");
   refused("data.tokenizer=words.model", "bytes");
   EXPECT_EQ(refusal(kData, {"activation_checkpointing.keep=[mlp.up]"}),
