@@ -3,14 +3,42 @@
 #include <algorithm>
 
 namespace regather {
+namespace {
+
+SavePlan in_place(SavePlan plan) {
+  const auto stays = [](Placement& p) { p = p == Placement::Offload ? Placement::Keep : p; };
+  stays(plan.unmarked);
+  stays(plan.inputs);
+  for (auto& [name, placement] : plan.marks) stays(placement);
+  return plan;
+}
+
+// While it lives, reruns know whether the gather that they run under is in flight.
+class Shadow {
+ public:
+  Shadow(Device& device, const std::vector<ShardUnit*>& units) : trace_(device.trace) {
+    if (trace_) trace_->in_flight = [&units] { return std::ranges::any_of(units, &ShardUnit::in_flight); };
+  }
+  ~Shadow() {
+    if (trace_) trace_->in_flight = nullptr;
+  }
+  Shadow(const Shadow&) = delete;
+  Shadow& operator=(const Shadow&) = delete;
+
+ private:
+  Trace* trace_;
+};
+
+}  // namespace
 
 BlockRunner::BlockRunner(const Part& part, std::string name, std::vector<ShardUnit*> units, Device& device,
-                         SavePlan plan, int micro_batches)
+                         SavePlan plan, int micro_batches, Offloader* offloader)
     : part_(part),
       name_(std::move(name)),
       units_(std::move(units)),
       device_(device),
       plan_(std::move(plan)),
+      offloader_(offloader),
       tapes_(static_cast<std::size_t>(micro_batches)) {}
 
 std::vector<ShardUnit::Lease> BlockRunner::acquire(Pass pass, const Acquired& acquired) {
@@ -52,8 +80,10 @@ Activations BlockRunner::forward(int micro_batch, Activations x, const RngKey& k
                         const auto leases = acquire(Pass::Forward, acquired);
                         auto& tape = tapes_.at(static_cast<std::size_t>(micro_batch));
                         SavePlan plan = plan_;
-                        if (keep == Keep::Everything) plan.unmarked = Placement::Keep, plan.marks.clear();
-                        tape = std::make_unique<Tape>(device_, std::move(plan), key);
+                        if (keep == Keep::InPlace) plan = in_place(std::move(plan));
+                        if (keep == Keep::Everything) plan = {.order = plan.order};
+                        plan.verify = audit_;
+                        tape = std::make_unique<Tape>(device_, std::move(plan), key, offloader_);
                         return record(*tape, std::move(x), view());
                       });
 }
@@ -68,6 +98,7 @@ Activations BlockRunner::replay(int micro_batch, const Acquired& acquired) {
   return with_context([&] { return name_ + " replay"; },
                       [&] {
                         const auto leases = acquire(Pass::Replay, acquired);
+                        const Shadow shadow(device_, units_);
                         return tapes_.at(static_cast<std::size_t>(micro_batch))->replay(view(), Retain::Nothing);
                       });
 }
@@ -81,6 +112,7 @@ Activations BlockRunner::backward(int micro_batch, Activations dy, const std::ve
                                           ? acquire(Pass::Backward, acquired)  // the only all-gather of this backward
                                           : std::vector<ShardUnit::Lease>();
                         if (reads == Reads::NoParameters && acquired) acquired();
+                        const Shadow shadow(device_, units_);
                         Activations dx = tape->backward(view(), std::move(dy),
                                                         gradients(reduces));  // reruns what it lacks under this lease
                         leases.clear();
@@ -112,6 +144,14 @@ Activations BlockRunner::evaluate(const Activations& x, const Acquired& acquired
                         Run run{device_, params};
                         return part_.block->forward(run, x);
                       });
+}
+
+void BlockRunner::leave(int micro_batch) {
+  with_context([&] { return name_ + " forward"; }, [&] { tapes_.at(static_cast<std::size_t>(micro_batch))->leave(); });
+}
+
+void BlockRunner::fetch(int micro_batch) {
+  with_context([&] { return name_ + " backward"; }, [&] { tapes_.at(static_cast<std::size_t>(micro_batch))->fetch(); });
 }
 
 void BlockRunner::forget() {

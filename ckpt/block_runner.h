@@ -14,14 +14,16 @@ namespace regather {
 class BlockRunner {
  public:
   // plan: what forward keeps. name: for messages ("block 7").
+  // offloader: where values go that the plan offloads.
   BlockRunner(const Part& part, std::string name, std::vector<ShardUnit*> units, Device& device, SavePlan plan,
-              int micro_batches);
+              int micro_batches, Offloader* offloader = nullptr);
 
   // Called when the units are acquired and before anything is computed: the time to start the next gather.
   using Acquired = std::function<void()>;
-  enum class Keep { AsPlanned, Everything };
+  // InPlace: what the plan offloads stays on the device. Everything: this micro-batch's backward comes next.
+  enum class Keep { AsPlanned, InPlace, Everything };
 
-  // (inputs) -> outputs. Keep::Everything: this micro-batch's backward comes next.
+  // (inputs) -> outputs.
   Activations forward(int micro_batch, Activations x, const RngKey& key, Keep keep, const Acquired& acquired);
   void drop_inputs(int micro_batch);
   void bind_inputs(int micro_batch, const Activations& x);
@@ -36,6 +38,10 @@ class BlockRunner {
                                const Acquired& acquired, Activations& y);
   Activations evaluate(const Activations& x, const Acquired& acquired);
   const std::string& name() const { return name_; }
+  void leave(int micro_batch);  // offloaded values give back their device memory
+  void fetch(int micro_batch);  // and start to come back
+  // From the next forward on: what is dropped or offloaded is compared by value when it is there again.
+  void audit(bool on) { audit_ = on; }
   void forget();  // tapes of a step that did not end
 
  private:
@@ -49,6 +55,8 @@ class BlockRunner {
   std::vector<ShardUnit*> units_;
   Device& device_;
   SavePlan plan_;
+  Offloader* offloader_;
+  bool audit_ = false;
   std::vector<std::unique_ptr<Tape>> tapes_;
 };
 

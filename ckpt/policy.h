@@ -7,23 +7,43 @@
 #include <string_view>
 #include <vector>
 
+#include "ckpt/marks.h"
 #include "ckpt/schedule.h"
 #include "tensor/tape.h"
 
 namespace regather {
 
+// selective: what these layers keep. No layers: those that no other rule lists.
+struct KeepRule {
+  std::vector<int> layers{};
+  std::vector<std::string> keep{};  // as expand_marks() takes them
+};
+
+// What is kept waits in host memory, in some of the blocks.
+struct OffloadOptions {
+  std::vector<std::string>
+      names{};          // "all", "marks" (what is kept by mark), or names of kept values; "input": a block's
+  int depth = 1;        // see StepPlanOptions
+  int keep_last = 0;    // this many last blocks offload nothing: their backward comes first
+  double fraction = 1;  // of the other blocks, evenly spread
+};
+
 struct PolicyOptions {
   std::string policy = "full";
   int every_n_layers = 2;
-  int segments = 0;              // number of segments; 0: round(sqrt(blocks))
-  std::vector<int> layers{};     // indices from 0
+  int segments = 0;           // number of segments; 0: round(sqrt(blocks))
+  std::vector<int> layers{};  // indices from 0
+  std::vector<KeepRule> keep{{.keep = {"attn.out"}}};
+  std::vector<Marks> marks{};    // of each block (marks_of); for `keep` and `offload`
+  OffloadOptions offload{};      // no names: nothing is offloaded
   std::optional<Order> order{};  // none: the policy's own choice
 };
 
 struct CheckpointPlan {
-  std::vector<SavePlan> blocks;   // what each block keeps
+  std::vector<SavePlan> blocks;   // what each block keeps, by mark
   SegmentStarts segments;         // empty: every block input is kept
   std::vector<int> checkpointed;  // blocks that rerun something, in order
+  int offload_depth = 0;          // see StepPlanOptions; above 0 if a block offloads something
 };
 
 struct Policy {
@@ -40,6 +60,7 @@ CheckpointPlan make_full(const PolicyOptions& options, int blocks);
 CheckpointPlan make_every_n_layers(const PolicyOptions& options, int blocks);
 CheckpointPlan make_layers(const PolicyOptions& options, int blocks);
 CheckpointPlan make_segments(const PolicyOptions& options, int blocks);
+CheckpointPlan make_selective(const PolicyOptions& options, int blocks);
 // The given blocks keep nothing but their input, the others everything.
 CheckpointPlan checkpoint_blocks(std::vector<int> checkpointed, const PolicyOptions& options, int blocks);
 

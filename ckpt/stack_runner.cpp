@@ -19,8 +19,14 @@ PartUnits part_units(const Model& model) {
 }  // namespace
 
 StackRunner::StackRunner(const Model& model, Device& device, Communicator& comm, const StackOptions& options)
-    : model_(model), device_(device), comm_(comm), options_(options), part_units_(part_units(model)) {
+    : model_(model),
+      device_(device),
+      comm_(comm),
+      options_(options),
+      part_units_(part_units(model)),
+      offloader_(device) {
   options_.plan.segments = options_.checkpoint.segments;
+  options_.plan.offload_depth = options_.checkpoint.offload_depth;
   plan_ = make_step_plan(part_units_, static_cast<int>(model.units.size()), options_.plan);
   check(options_.checkpoint.blocks.size() == model.blocks.size(), "a checkpoint plan of {} blocks for a model of {}",
         options_.checkpoint.blocks.size(), model.blocks.size());
@@ -35,7 +41,7 @@ StackRunner::StackRunner(const Model& model, Device& device, Communicator& comm,
   const int micro = options_.plan.micro_batches;
   for (std::size_t b = 0; b < model.blocks.size(); ++b)
     blocks_.emplace_back(model.blocks[b], fmt::format("block {}", b), pointers(part_units_.blocks[b]), device,
-                         options_.checkpoint.blocks[b], micro);
+                         options_.checkpoint.blocks[b], micro, &offloader_);
   embedding_ = std::make_unique<BlockRunner>(model.embedding, "embedding", pointers(part_units_.embedding), device,
                                              keep_all(), micro);
   head_ = std::make_unique<BlockRunner>(model.head, "head", pointers(part_units_.head), device, keep_all(), micro);
@@ -77,6 +83,13 @@ Ledger::Entries StackRunner::expected_of_evaluation(std::int64_t batches) const 
   return entries;
 }
 
+void StackRunner::choose_audited(std::uint64_t step) {
+  for (BlockRunner& block : blocks_) block.audit(false);
+  const auto every = static_cast<std::uint64_t>(options_.audit_every);
+  if (every == 0 || (step + 1) % every != 0 || blocks_.size() < 2) return;
+  blocks_[(step / every) % (blocks_.size() - 1)].audit(true);  // the last block reruns nothing
+}
+
 void StackRunner::make_resident(const StepPlan::Entry& entry) {
   const auto gathers = pointers(entry.gathers);
   if (std::ranges::all_of(gathers, &ShardUnit::resident)) return;  // prefetched, or replicated
@@ -108,6 +121,7 @@ void StackRunner::step(std::span<const MicroBatch> batches, std::uint64_t step, 
         for (auto& unit : r.units_) unit->abandon_step();
     }
   };
+  choose_audited(step);
   for (auto& unit : units_) unit->begin_step();
   Guard guard{*this};
   Flow flow(batches.size());
@@ -131,6 +145,7 @@ void StackRunner::run(std::size_t t, std::span<const MicroBatch> batches, std::u
   const MicroBatch& batch = batches[static_cast<std::size_t>(a.micro_batch)];
   Activations& x = flow[static_cast<std::size_t>(a.micro_batch)];
   BlockRunner& part = runner(a.part);
+  for (const StepPlan::Visit& v : entry.fetches) runner(v.block).fetch(v.micro_batch);
   const auto acquired = [&] { prefetch_after(t); };
   const auto reduces = pointers(entry.reduces);
   const int blocks = static_cast<int>(blocks_.size());
@@ -145,8 +160,10 @@ void StackRunner::run(std::size_t t, std::span<const MicroBatch> batches, std::u
     on_loss(a.micro_batch, losses.at(0));
   } else if (a.pass == Pass::Forward) {
     if (a.part == kEmbedding) x = {batch.tokens};
-    x = part.forward(a.micro_batch, std::exchange(x, {}), key,
-                     a.keep_activations ? BlockRunner::Keep::Everything : BlockRunner::Keep::AsPlanned, acquired);
+    const auto keep = a.keep_activations ? BlockRunner::Keep::Everything
+                      : entry.offloads   ? BlockRunner::Keep::AsPlanned
+                                         : BlockRunner::Keep::InPlace;
+    x = part.forward(a.micro_batch, std::exchange(x, {}), key, keep, acquired);
     if (!a.keep_input) part.drop_inputs(a.micro_batch);
   } else if (a.pass == Pass::Replay) {
     blocks_[static_cast<std::size_t>(a.part) + 1].bind_inputs(a.micro_batch, part.replay(a.micro_batch, acquired));
@@ -155,6 +172,7 @@ void StackRunner::run(std::size_t t, std::span<const MicroBatch> batches, std::u
     x = part.backward(a.micro_batch, std::exchange(x, {}), reduces, reads, acquired);
     if (a.part == kEmbedding) x.clear();
   }
+  for (const StepPlan::Visit& v : entry.leaves) runner(v.block).leave(v.micro_batch);
   if (!reduces.empty()) {  // a reduction overlaps with the backward that follows it, and ends before the next but one
     for (ShardUnit* unit : in_flight_)
       if (std::ranges::find(reduces, unit) == reduces.end()) unit->finish_reduction();

@@ -15,10 +15,13 @@ namespace regather {
 
 struct StackOptions {
   CheckpointPlan checkpoint;
-  StepPlanOptions plan;  // its segments are taken from `checkpoint`
+  StepPlanOptions plan;  // its segments and offload_depth are taken from `checkpoint`
   Strategy strategy = Strategy::Full;
   int prefetch = 1;  // how many plan entries ahead a gather may start, if its room is free
   std::uint64_t seed = 1;
+  // Every so many steps one block, a different one each time, compares what it reruns (and what comes back from the
+  // host) with what forward made; a difference ends the step. 0: never.
+  std::int64_t audit_every = 0;
 };
 
 // Everything one rank feeds into one micro-batch.
@@ -40,6 +43,7 @@ class StackRunner {
 
   std::vector<std::unique_ptr<ShardUnit>>& units() { return units_; }
   const StepPlan& plan() const { return plan_; }
+  const Offloader& offloader() const { return offloader_; }
   Ledger::Entries expected() const;  // the communication of step() and, where parameters are replicated, of the refresh
   Ledger::Entries expected_of_evaluation(std::int64_t batches) const;  // of so many calls of evaluate()
 
@@ -48,6 +52,7 @@ class StackRunner {
   BlockRunner& runner(int part);
   std::vector<ShardUnit*> pointers(const std::vector<int>& units);
   std::vector<UnitVolume> volumes() const;
+  void choose_audited(std::uint64_t step);
   void make_resident(const StepPlan::Entry& entry);
   void prefetch_after(std::size_t t);
   void run(std::size_t t, std::span<const MicroBatch> batches, std::uint64_t step, Flow& flow, const OnLoss& on_loss);
@@ -60,6 +65,7 @@ class StackRunner {
   PartUnits part_units_;
   StepPlan plan_;
   std::vector<std::unique_ptr<ShardUnit>> units_;
+  Offloader offloader_;
   std::vector<BlockRunner> blocks_;
   std::unique_ptr<BlockRunner> embedding_, head_;
   std::vector<ShardUnit*> in_flight_;  // units whose last reduction may still run

@@ -15,6 +15,23 @@ std::vector<int> used_by(const Action& a, const PartUnits& units) {
   return units.of(a.part);
 }
 
+// What a forward offloads leaves the device `depth` actions later, and starts back as many before it is used. Where the
+// one would not come before the other, nothing is moved: that is what backward needs first.
+void plan_offload(StepPlan& plan, int depth) {
+  auto& entries = plan.entries;
+  const auto ahead = static_cast<std::size_t>(depth);
+  for (std::size_t t = 0; t < entries.size(); ++t) {
+    const Action& a = entries[t].action;
+    if (a.pass != Pass::Forward || a.part < 0 || a.keep_activations || !a.keep_input) continue;
+    std::size_t use = t + 1;
+    while (entries[use].action.part != a.part || entries[use].action.micro_batch != a.micro_batch) ++use;
+    if (t + ahead + ahead >= use) continue;
+    entries[t].offloads = true;
+    entries[t + ahead].leaves.push_back({a.part, a.micro_batch});
+    entries[use - ahead].fetches.push_back({a.part, a.micro_batch});
+  }
+}
+
 }  // namespace
 
 StepPlan make_step_plan(const PartUnits& units, int num_units, const StepPlanOptions& options) {
@@ -46,6 +63,7 @@ StepPlan make_step_plan(const PartUnits& units, int num_units, const StepPlanOpt
     for (int unit : e.reduces) ++plan.reductions_of_unit[static_cast<std::size_t>(unit)];
     plan.entries.push_back(std::move(e));
   }
+  if (options.offload_depth > 0) plan_offload(plan, options.offload_depth);
   return plan;
 }
 

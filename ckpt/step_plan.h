@@ -16,9 +16,14 @@ struct StepPlanOptions {
   int slots = 2;             // D
   AccumulationOrder order = AccumulationOrder::BatchMajor;
   ReduceWhen reduce = ReduceWhen::EachMicroBatch;
+  int offload_depth = 0;  // actions that a copy of offloaded values may take; 0: nothing is offloaded
 };
 
 struct StepPlan {
+  struct Visit {
+    int block, micro_batch;
+    bool operator==(const Visit&) const = default;
+  };
   struct Entry {
     Action action;
     std::vector<int> acquires{};      // units whose parameters it uses
@@ -26,6 +31,9 @@ struct StepPlan {
     std::vector<int> evicts{};        // units that give up their room before the gathers
     std::vector<int> evicts_after{};  // root units that the next action does not use
     std::vector<int> reduces{};       // units whose gradients are reduced at its end
+    bool offloads = false;            // Forward of a block: there is time for its offloaded values to go and come back
+    std::vector<Visit> fetches{};     // of those: what starts to come back before it
+    std::vector<Visit> leaves{};      // of those: what gives back its device memory at its end
   };
   std::vector<Entry> entries;
   std::vector<int> reductions_of_unit;  // per step

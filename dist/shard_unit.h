@@ -59,6 +59,7 @@ class ShardUnit final : public ParamSource {
   void parameters_changed();  // after the optimizer: full copies are stale; replicas start to be refreshed
   void finish_refresh();
   bool resident() const { return replicated() || static_cast<bool>(full_); }
+  bool in_flight() const { return !waited_ && !full_.arrival.done(); }  // its gather, if nobody has waited for it
   const std::vector<ParamInfo>& table() const override { return spec_.params; }
   const void* data(int i) override;
   DType dtype() const override { return DType::F32; }

@@ -44,7 +44,9 @@ class Assignment {
       }
       sources_[path] = value.place;
       if (!read_key(value, *key, errors_)) failed_.insert(path);
-    } else if (keys_.is_section(path)) {
+    } else if (const KeySection* of = keys_.find_section(path)) {
+      const bool one_key = value.kind == YamlNode::Kind::Scalar || value.kind == YamlNode::Kind::List;
+      if (one_key && !of->short_for.empty()) return entry(name, value, path + "." + of->short_for);
       section(value, path);
     } else {
       const std::string what =
@@ -154,7 +156,7 @@ class YamlWriter {
 
 std::vector<KeyOption> names_of(const ModelRegistry& models) { return names(models); }
 
-std::vector<KeyOption> names_of_policies() { return names(policies(), {later("selective"), later("budget")}); }
+std::vector<KeyOption> names_of_policies() { return names(policies(), {later("budget")}); }
 
 std::vector<KeyOption> names_of_backends() { return names(backends(), {later("nccl"), later("staged")}); }
 
@@ -196,6 +198,17 @@ CheckpointPlan checkpoint_plan(const Config& config) {
   options.every_n_layers = static_cast<int>(ac.every_n_layers);
   options.segments = static_cast<int>(ac.segments);
   for (const std::int64_t layer : ac.layers) options.layers.push_back(static_cast<int>(layer));
+  options.keep.clear();
+  for (const LayerNames& entry : ac.keep)
+    options.keep.push_back({.layers = {entry.layers.begin(), entry.layers.end()}, .keep = entry.names});
+  if (ac.offload.on()) {
+    options.offload = {.names = ac.offload.marks,
+                       .depth = static_cast<int>(ac.offload.depth),
+                       .keep_last = static_cast<int>(ac.offload.keep_last),
+                       .fraction = ac.offload.fraction};
+  }
+  if (ac.policy == "selective" || ac.offload.on())
+    options.marks = marks_of(make_model(config.model), {config.train.micro_batch, config.data.sequence});
   switch (ac.order) {
     case CheckpointingConfig::Order::Auto: break;
     case CheckpointingConfig::Order::Lazy: options.order = Order::Lazy; break;

@@ -184,14 +184,31 @@ struct ShardingConfig {
   }
 };
 
+struct OffloadConfig {
+  std::vector<std::string> marks = {"none"};
+  std::int64_t depth = 1, keep_last = 0;
+  double fraction = 1;
+  bool on() const { return marks != std::vector<std::string>{"none"}; }
+  void describe(Keys& k) {
+    k.list("marks", marks,
+           "none; all: whatever a block keeps; marks: what is kept by mark; or names as for keep, and input: a block's")
+        .or_one()
+        .also({"cpu_offload", "activation_offload", "activations_cpu_offload", "enable_activation_offloading"});
+    k.integer("depth", depth, between(1, 1 << 16),
+              "blocks that a value has to get to the host, and as many to come back before its backward");
+    k.integer("keep_last", keep_last, between(0, 1 << 16), "last blocks that move nothing: their backward comes first");
+    k.number("fraction", fraction, between(0, 1), "of the other blocks that move something, evenly spread");
+  }
+};
+
 std::vector<KeyOption> names_of_policies();
 struct CheckpointingConfig {
   std::string policy = "full";  // of policies()
   std::int64_t every_n_layers = 2, segments = 0;
   std::vector<std::int64_t> layers;
-  std::vector<std::string> keep = {"attn.out"};
+  std::vector<LayerNames> keep = {{.names = {"attn.out"}}};
   std::int64_t budget = std::int64_t{512} << 20;
-  enum class Offload { None, All, Marks } offload = Offload::None;
+  OffloadConfig offload;
   enum class Order { Auto, Lazy, Ahead, Eager } order = Order::Auto;
   std::int64_t audit = 0;
   void describe(Keys& k) {
@@ -204,14 +221,19 @@ struct CheckpointingConfig {
     k.integer("segments", segments, between(0, 1 << 16), "segments: how many; 0: round(sqrt(layers))")
         .also({"num_segments"});
     k.list("layers", layers, at_least(0), "layers: the indices, from 0, of those checkpointed").also({"indices"});
-    k.list("keep", keep, "selective: marks, patterns or levels that are kept").later();
+    k.list("keep", keep,
+           "selective: the values kept: marks (attn.qkv, or qkv for short), patterns (mlp.*) or levels (norms, "
+           "attention_core, mlp); or a list of {layers, keep}, one without layers for those not listed")
+        .also({"save", "ops_to_save", "saved_ops"});
     k.bytes("budget", budget, "budget: activation bytes of a rank").later();
-    k.choice("offload", offload, {"none", later("all"), later("marks")}, "kept values that wait in host memory")
-        .also({"cpu_offload", "activation_offload"});
+    k.section("offload", offload,
+              "kept values that wait in host memory; a value in place of the section is its marks (offload: all)",
+              "marks");
     k.choice("order", order, {"auto", "lazy", "ahead", "eager"},
              "rerun when needed, or first what needs no parameter, or first everything; auto: lazy");
-    k.integer("audit", audit, between(0, 1e12), "every so many steps check one sampled block by value; 0: never")
-        .later();
+    k.integer("audit", audit, between(0, 1e12),
+              "every so many steps one block, by turns, compares what it reruns with what forward made, by value; 0: "
+              "never");
   }
 };
 

@@ -81,6 +81,33 @@ void check_sharding(const Config& c, Rules& rules) {
       s.prefetch_blocks(), s.resident_slots - 1);
 }
 
+// What a model marks is known by the model alone; one that cannot be made is refused elsewhere.
+void check_marks(const Config& c, Rules& rules) {
+  const std::string section = "activation_checkpointing.", policy = section + "policy";
+  const CheckpointingConfig& a = c.activation_checkpointing;
+  const auto names_none = [](const LayerNames& entry) { return entry.names.empty(); };
+  rules.refuse_if(a.policy == "selective" && std::ranges::all_of(a.keep, names_none), {section + "keep", policy},
+                  "names nothing to keep; allowed: names, or policy full");
+  const std::vector<std::string>& moved = a.offload.marks;
+  const auto alone = [&](const char* word) {
+    return moved.size() != 1 && std::ranges::find(moved, word) != moved.end();
+  };
+  if (moved.empty() || alone("none") || alone("all"))
+    return rules.refuse_if(true, {section + "offload.marks"},
+                           "value [{}] is not one word or some names; allowed: none, all, marks, or a list of names",
+                           fmt::join(moved, ", "));
+  std::string wrong;
+  try {
+    checkpoint_plan(c);
+  } catch (const Error& e) {
+    wrong = e.what();
+  }
+  for (const auto& [key, path] : {std::pair{"keep", section + "keep"}, {"offload", section + "offload.marks"}})
+    if (wrong.starts_with(section + key + ": "))
+      rules.refuse_if(true, {path, policy, "model.type", "model.layers"}, "{}",
+                      wrong.substr(section.size() + std::string_view(key).size() + 2));
+}
+
 void check_checkpointing(const Config& c, Rules& rules) {
   const CheckpointingConfig& a = c.activation_checkpointing;
   const std::string layers = "activation_checkpointing.layers";
@@ -94,6 +121,7 @@ void check_checkpointing(const Config& c, Rules& rules) {
                     c.model.layers, c.model.layers - 1);
     rules.refuse_if(!seen.insert(layer).second, {layers}, "value {} is given twice", layer);
   }
+  if (a.policy == "selective" || a.offload.on()) check_marks(c, rules);
   rules.refuse_if(a.policy == "layers" && a.layers.empty(), {layers, "activation_checkpointing.policy"},
                   "value [] names no layer for policy layers; allowed: indices from 0 to {}, or policy none",
                   c.model.layers - 1);

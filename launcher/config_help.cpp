@@ -72,7 +72,7 @@ std::string help_on(std::string_view path, const ModelRegistry& models) {
   config.model.types = models;
   Keys keys = keys_of(config);
   if (const Key* key = keys.find(path)) return describe_key(*key);
-  if (!path.empty() && !keys.is_section(path)) {
+  if (!path.empty() && keys.find_section(path) == nullptr) {
     throw UsageError(fmt::format("{}: unknown key{}", path, suggestion(path, keys)));
   }
   return describe_section(keys, path) +

@@ -33,9 +33,10 @@ Key* Keys::find(std::string_view path) {
   return found == keys_.end() ? nullptr : &*found;
 }
 
-bool Keys::is_section(std::string_view path) const {
-  return std::any_of(sections_.begin(), sections_.end(),
-                     [&](const KeySection& section) { return section.path == path; });
+const KeySection* Keys::find_section(std::string_view path) const {
+  const auto found =
+      std::find_if(sections_.begin(), sections_.end(), [&](const KeySection& section) { return section.path == path; });
+  return found == sections_.end() ? nullptr : &*found;
 }
 
 }  // namespace regather

@@ -38,6 +38,13 @@ inline KeyOption later(const char* name) {
   return option;
 }
 
+// An entry of a list that may differ by layer; no layers: those that no other entry lists.
+struct LayerNames {
+  std::vector<std::int64_t> layers{};
+  std::vector<std::string> names{};
+  bool operator==(const LayerNames&) const = default;
+};
+
 // Where a value goes. Pointers into the Config that is being described.
 struct ByteTarget {
   std::int64_t* value;
@@ -46,9 +53,10 @@ struct ChoiceTarget {
   std::function<std::size_t()> get;
   std::function<void(std::size_t)> set;
 };
-using KeyTarget = std::variant<bool*, std::int64_t*, double*, float*, std::string*, ByteTarget,
-                               std::chrono::milliseconds*, ChoiceTarget, std::optional<std::int64_t>*,
-                               std::vector<std::int64_t>*, std::vector<std::string>*, std::array<double, 2>*>;
+using KeyTarget =
+    std::variant<bool*, std::int64_t*, double*, float*, std::string*, ByteTarget, std::chrono::milliseconds*,
+                 ChoiceTarget, std::optional<std::int64_t>*, std::vector<std::int64_t>*, std::vector<std::string>*,
+                 std::vector<LayerNames>*, std::array<double, 2>*>;
 
 struct Key {
   std::string path, doc;
@@ -56,7 +64,7 @@ struct Key {
   KeyRange range{};
   std::vector<KeyOption> options{};
   std::vector<std::string> other_names{};  // what other programs call it: for suggestions only
-  bool available = true, required = false;
+  bool available = true, required = false, one_or_more = false;
 
   Key& also(std::initializer_list<const char*> names) {
     other_names.assign(names.begin(), names.end());
@@ -64,6 +72,10 @@ struct Key {
   }
   Key& later() {
     available = false;
+    return *this;
+  }
+  Key& or_one() {  // of a list of texts: one of them need not be a list
+    one_or_more = true;
     return *this;
   }
   Key& needed() {
@@ -74,6 +86,7 @@ struct Key {
 
 struct KeySection {
   std::string path, doc;
+  std::string short_for{};  // the key that the section's value is for when it is no section
 };
 
 class Keys {
@@ -109,6 +122,11 @@ class Keys {
     return add(name, &value, doc);
   }
 
+  // A list of names for every layer, or of {layers: [..], <key>: [..]}.
+  Key& list(std::string_view name, std::vector<LayerNames>& value, std::string_view doc) {
+    return add(name, &value, doc);
+  }
+
   // The options in the order of the enumerators, which count from 0.
   template <class E>
   Key& choice(std::string_view name, E& value, std::vector<KeyOption> options, std::string_view doc) {
@@ -120,9 +138,9 @@ class Keys {
   Key& choice(std::string_view name, std::string& value, std::vector<KeyOption> options, std::string_view doc);
 
   template <class S>
-  void section(std::string_view name, S& fields, std::string_view doc) {
+  void section(std::string_view name, S& fields, std::string_view doc, std::string_view short_for = "") {
     const std::string outer = prefix_;
-    sections_.push_back({outer + std::string(name), std::string(doc)});
+    sections_.push_back({outer + std::string(name), std::string(doc), std::string(short_for)});
     prefix_ = outer + std::string(name) + ".";
     fields.describe(*this);
     prefix_ = outer;
@@ -132,7 +150,7 @@ class Keys {
   const std::vector<Key>& keys() const { return keys_; }
   const std::vector<KeySection>& sections() const { return sections_; }
   Key* find(std::string_view path);
-  bool is_section(std::string_view path) const;
+  const KeySection* find_section(std::string_view path) const;
 
  private:
   Key& add(std::string_view name, KeyTarget target, std::string_view doc, KeyRange range = {});

@@ -5,24 +5,10 @@
 #include <cmath>
 #include <limits>
 
+#include "launcher/config_units.h"
+
 namespace regather {
 namespace {
-
-template <class... Fs>
-struct Overloaded : Fs... {
-  using Fs::operator()...;
-};
-template <class... Fs>
-Overloaded(Fs...) -> Overloaded<Fs...>;
-
-struct Unit {
-  std::string_view name;
-  std::int64_t factor;
-};
-constexpr std::array<Unit, 5> kByteUnits = {
-    {{"TiB", std::int64_t{1} << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}}};
-constexpr std::array<Unit, 4> kTimeUnits = {{{"h", 3600000}, {"min", 60000}, {"ms", 1}, {"s", 1000}}};
-constexpr std::array<Unit, 2> kWrittenTimeUnits = {{{"s", 1000}, {"ms", 1}}};
 
 // What a text says as a number. Out of range: it is a number, and no T can hold it.
 template <class T>
@@ -46,8 +32,8 @@ Parsed<T> whole_number(std::string_view text) {
 
 // "1.5GiB": a number and a unit that give a whole number of the smallest unit; 0 needs no unit.
 template <std::size_t N>
-Parsed<std::int64_t> with_unit(std::string_view text, const std::array<Unit, N>& units, bool unit_required) {
-  for (const Unit& unit : units) {
+Parsed<std::int64_t> with_unit(std::string_view text, const std::array<ValueUnit, N>& units, bool unit_required) {
+  for (const ValueUnit& unit : units) {
     if (!text.ends_with(unit.name)) continue;
     std::string_view digits = text.substr(0, text.size() - unit.name.size());
     while (digits.ends_with(' ')) digits.remove_suffix(1);
@@ -61,64 +47,10 @@ Parsed<std::int64_t> with_unit(std::string_view text, const std::array<Unit, N>&
   return unit_required ? Parsed<std::int64_t>{} : whole_number<std::int64_t>(text);
 }
 
-template <std::size_t N>
-std::string write_with_unit(std::int64_t value, const std::array<Unit, N>& units) {
-  const Unit* best = nullptr;
-  for (const Unit& unit : units) {
-    if (value % unit.factor == 0 && (best == nullptr || unit.factor > best->factor)) best = &unit;
-  }
-  return fmt::format("{}{}", value / best->factor, best->name);  // the smallest unit divides everything
-}
-
-// As `3.0e-05`: with a point, which other YAML readers need to take it for a number.
-template <class T>
-std::string with_point(T value) {
-  std::string text = fmt::format("{}", value);
-  if (text.find('.') == std::string::npos) text.insert(std::min(text.find('e'), text.size()), ".0");
-  return text;
-}
-
-std::string number_text(double value) { return fmt::format("{}", value); }
-
-std::string range_text(const KeyRange& range, std::string_view unit = "") {
-  if (range.min && range.max && !range.min_excluded && !range.max_excluded) {
-    return fmt::format(" from {}{} to {}{}", number_text(*range.min), unit, number_text(*range.max), unit);
-  }
-  std::string text;
-  if (range.min) text += fmt::format(" {} {}{}", range.min_excluded ? ">" : ">=", number_text(*range.min), unit);
-  if (range.max)
-    text += fmt::format("{} {} {}{}", range.min ? " and" : "", range.max_excluded ? "<" : "<=", number_text(*range.max),
-                        unit);
-  return text;
-}
-
 bool inside(double value, const KeyRange& range) {
   if (range.min && (range.min_excluded ? !(value > *range.min) : !(value >= *range.min))) return false;
   if (range.max && (range.max_excluded ? !(value < *range.max) : !(value <= *range.max))) return false;
   return true;
-}
-
-bool plain_text(const std::string& text) {
-  const auto safe = [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.' || c == '/' || c == '-' || c == '+';
-  };
-  return !text.empty() && text[0] != '-' && text != "null" && text != "Null" && text != "NULL" &&
-         std::all_of(text.begin(), text.end(), safe);
-}
-
-std::string text_value(const std::string& text) {
-  if (plain_text(text)) return text;
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      quoted += {'\\', c};
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      quoted += fmt::format("\\x{:02x}", static_cast<unsigned>(c));
-    } else {
-      quoted += c;
-    }
-  }
-  return quoted + "\"";
 }
 
 // A value as a person wrote it, for messages.
@@ -249,6 +181,35 @@ bool read_list(const YamlNode& node, std::vector<T>& to, Reader& reader, ReadIte
   return true;
 }
 
+// {layers: [..], keep: [..]} of the key `keep`.
+std::optional<LayerNames> read_entry(const YamlNode& node, const Key& key, Reader& reader) {
+  if (node.kind != YamlNode::Kind::Map) return reader.wrong_type(node), std::nullopt;
+  LayerNames entry;
+  bool good = true, named = false;
+  for (const auto& [name, value] : node.entries) {
+    if (name.text == "layers") {
+      good &= read_list(value, entry.layers, reader, [&](const YamlNode& item) { return reader.integer(item); });
+    } else if (name.text == last_part(key.path)) {
+      named = true;
+      good &= read_list(value, entry.names, reader, [&](const YamlNode& item) { return reader.text(item); });
+    } else {
+      reader.report(name, "is not a key of an entry");
+      good = false;
+    }
+  }
+  if (!named && good) reader.report(node, fmt::format("has no {}", last_part(key.path)));
+  return good && named ? std::optional(std::move(entry)) : std::nullopt;
+}
+
+bool read_layers(const YamlNode& node, std::vector<LayerNames>& to, const Key& key, Reader& reader) {
+  const bool by_layer = !node.items.empty() && node.items[0].kind == YamlNode::Kind::Map;
+  if (by_layer) return read_list(node, to, reader, [&](const YamlNode& item) { return read_entry(item, key, reader); });
+  LayerNames all;
+  if (!read_list(node, all.names, reader, [&](const YamlNode& item) { return reader.text(item); })) return false;
+  to = {std::move(all)};
+  return true;
+}
+
 bool read_two(const YamlNode& node, std::array<double, 2>& to, Reader& reader) {
   if (node.kind != YamlNode::Kind::List || node.items.size() != 2) return reader.wrong_type(node), false;
   reader.begin_items();
@@ -287,8 +248,14 @@ bool read_value(const YamlNode& node, Key& key, ConfigErrors& errors) {
                    return read_list(node, *to, reader, [&](const YamlNode& item) { return reader.integer(item); });
                  },
                  [&](std::vector<std::string>* to) {
+                   if (key.one_or_more && node.kind == YamlNode::Kind::Scalar) {
+                     const auto value = reader.text(node);
+                     if (value) *to = {*value};
+                     return value.has_value();
+                   }
                    return read_list(node, *to, reader, [&](const YamlNode& item) { return reader.text(item); });
                  },
+                 [&](std::vector<LayerNames>* to) { return read_layers(node, *to, key, reader); },
                  [&](std::array<double, 2>* to) { return read_two(node, *to, reader); }},
       key.target);
 }
@@ -303,71 +270,6 @@ bool read_key(const YamlNode& node, Key& key, ConfigErrors& errors) {
   const std::string given = node.kind == YamlNode::Kind::Scalar ? shown(node) : write_key(key);
   errors.add(node.place, key.path, fmt::format("value {} is not available in this build; allowed: {}", given, before));
   return false;
-}
-
-std::string write_key(const Key& key) {
-  return std::visit(
-      Overloaded{[](const bool* v) { return std::string(*v ? "true" : "false"); },
-                 [](const std::int64_t* v) { return fmt::format("{}", *v); },
-                 [](const double* v) { return with_point(*v); }, [](const float* v) { return with_point(*v); },
-                 [](const std::string* v) { return text_value(*v); },
-                 [](const ByteTarget& v) { return *v.value == 0 ? "0" : write_with_unit(*v.value, kByteUnits); },
-                 [](const std::chrono::milliseconds* v) { return write_with_unit(v->count(), kWrittenTimeUnits); },
-                 [&](const ChoiceTarget& v) {
-                   return v.get() < key.options.size() ? key.options[v.get()].name : std::string("?");
-                 },
-                 [](const std::optional<std::int64_t>* v) { return *v ? fmt::format("{}", **v) : std::string("auto"); },
-                 [](const std::vector<std::int64_t>* v) { return fmt::format("[{}]", fmt::join(*v, ", ")); },
-                 [](const std::vector<std::string>* v) {
-                   std::vector<std::string> items;
-                   for (const std::string& item : *v) items.push_back(text_value(item));
-                   return fmt::format("[{}]", fmt::join(items, ", "));
-                 },
-                 [](const std::array<double, 2>* v) {
-                   return fmt::format("[{}, {}]", with_point((*v)[0]), with_point((*v)[1]));
-                 }},
-      key.target);
-}
-
-std::string type_of(const Key& key) {
-  return std::visit(
-      Overloaded{[](const bool*) { return "true or false"; }, [](const std::int64_t*) { return "an integer"; },
-                 [](const double*) { return "a number"; }, [](const float*) { return "a number"; },
-                 [](const std::string*) { return "text"; }, [](const ByteTarget&) { return "a size in bytes"; },
-                 [](const std::chrono::milliseconds*) { return "a duration"; },
-                 [](const ChoiceTarget&) { return "one of the choices"; },
-                 [](const std::optional<std::int64_t>*) { return "auto or an integer"; },
-                 [](const std::vector<std::int64_t>*) { return "a list of integers"; },
-                 [](const std::vector<std::string>*) { return "a list of texts"; },
-                 [](const std::array<double, 2>*) { return "a list of two numbers"; }},
-      key.target);
-}
-
-std::string unavailable_options(const Key& key) {
-  std::vector<std::string> names;
-  for (const KeyOption& option : key.options)
-    if (!option.available) names.push_back(option.name);
-  return fmt::format("{}", fmt::join(names, ", "));
-}
-
-std::string allowed(const Key& key) {
-  if (std::holds_alternative<ChoiceTarget>(key.target)) {
-    std::vector<std::string> names;
-    for (const KeyOption& option : key.options) {
-      if (option.available) names.push_back(option.name);
-    }
-    return fmt::format("{}", fmt::join(names, ", "));
-  }
-  if (std::holds_alternative<ByteTarget>(key.target))
-    return "a size such as 4096, 512MiB or 2GiB (B, KiB, MiB, GiB, TiB)";
-  if (std::holds_alternative<std::chrono::milliseconds*>(key.target)) {
-    return fmt::format("a duration such as 500ms, 60s or 5min, from {} to {}",
-                       write_with_unit(static_cast<std::int64_t>(*key.range.min), kTimeUnits),
-                       write_with_unit(static_cast<std::int64_t>(*key.range.max), kTimeUnits));
-  }
-  const bool many = std::holds_alternative<std::vector<std::int64_t>*>(key.target) ||
-                    std::holds_alternative<std::array<double, 2>*>(key.target);
-  return type_of(key) + (many && (key.range.min || key.range.max) ? ", each" : "") + range_text(key.range);
 }
 
 }  // namespace regather

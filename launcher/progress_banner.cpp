@@ -1,6 +1,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <thread>
 
@@ -65,11 +66,26 @@ std::int64_t gradient_bytes(const Config& config, const ParameterCounts& p, std:
 std::string describe_checkpointing(const Config& config) {
   const CheckpointingConfig& a = config.activation_checkpointing;
   const CheckpointPlan plan = checkpoint_plan(config);
-  if (plan.checkpointed.empty()) return fmt::format("{}: every activation is kept", a.policy);
-  std::string name = a.policy;
-  if (name == "every_n_layers") name += fmt::format(" {}", a.every_n_layers);
-  if (!plan.segments.empty()) name += fmt::format(" {}", plan.segments.size());
-  return fmt::format("{}: layers {} of {}", name, ranges(plan.checkpointed), config.model.layers);
+  std::string text = a.policy;
+  if (a.policy == "every_n_layers") text += fmt::format(" {}", a.every_n_layers);
+  if (!plan.segments.empty()) text += fmt::format(" {}", plan.segments.size());
+  text += plan.checkpointed.empty() ? ": every activation is kept"
+                                    : fmt::format(": layers {} of {}", ranges(plan.checkpointed), config.model.layers);
+  std::map<std::vector<std::string>, std::vector<int>> kept;  // which layers keep the same marks
+  for (const int layer : plan.checkpointed) {
+    const SavePlan& block = plan.blocks[static_cast<std::size_t>(layer)];
+    std::vector<std::string> marks = block.placed(Placement::Keep);
+    for (std::string& mark : block.placed(Placement::Offload)) marks.push_back(std::move(mark));
+    std::ranges::sort(marks);
+    kept[std::move(marks)].push_back(layer);
+  }
+  for (const auto& [marks, layers] : kept) {
+    if (marks.empty()) continue;
+    text += fmt::format("; {} kept", fmt::join(marks, ", "));
+    if (kept.size() > 1) text += fmt::format(" in {}", ranges(layers));
+  }
+  if (a.offload.on()) text += fmt::format("; offloaded: {}", fmt::join(a.offload.marks, ", "));
+  return text;
 }
 
 std::string describe_batch(const Config& config, std::int64_t ranks) {

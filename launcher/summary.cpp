@@ -39,6 +39,11 @@ Json value_of(const Key& key) {
           return *target ? Json(**target) : Json("auto");
         } else if constexpr (std::is_same_v<T, float*>) {
           return Json::parse(write_key(key));  // the shortest text that is this float, not the float as a double
+        } else if constexpr (std::is_same_v<T, std::vector<LayerNames>*>) {
+          if (target->size() == 1 && target->front().layers.empty()) return target->front().names;
+          Json entries = Json::array();
+          for (const LayerNames& e : *target) entries.push_back({{"layers", e.layers}, {"keep", e.names}});
+          return entries;
         } else {
           return *target;
         }
@@ -84,13 +89,22 @@ Json evaluations(const RunSummary& s) {
 Json checkpointing(const RunSummary& s) {
   Json plan = Json::array();
   for (const LayerPlan& layer : s.checkpointing.plan) {
-    plan.push_back({{"layer", layer.layer}, {"checkpointed", layer.checkpointed}});
+    plan.push_back({{"layer", layer.layer},
+                    {"checkpointed", layer.checkpointed},
+                    {"keep", layer.keep},
+                    {"offload", layer.offload}});
   }
   const Json config = config_json(s.config);
   return {{"policy", config["activation_checkpointing"]["policy"]},
           {"recomputed_flops", s.checkpointing.recomputed_flops},
           {"forward_flops", s.checkpointing.forward_flops},
           {"hidden_seconds", s.checkpointing.hidden_seconds},
+          {"offload",
+           {{"bytes", s.checkpointing.offload.bytes},
+            {"host_bytes", s.checkpointing.offload.host_bytes},
+            {"to_host_gb_per_second", s.checkpointing.offload.to_host},
+            {"to_device_gb_per_second", s.checkpointing.offload.to_device},
+            {"stalled_milliseconds", s.checkpointing.offload.stalled_milliseconds}}},
           {"plan", plan}};
 }
 
@@ -128,10 +142,18 @@ SecondsSummary summarize_seconds(std::span<const double> seconds_of_steps) {
 }
 
 std::vector<LayerPlan> plan_of_layers(const Config& config) {
+  const CheckpointPlan checkpoint = checkpoint_plan(config);
   std::vector<LayerPlan> plan;
-  for (std::int64_t layer = 0; layer < config.model.layers; ++layer) plan.push_back({layer, false});
-  for (const int layer : checkpoint_plan(config).checkpointed)
-    plan.at(static_cast<std::size_t>(layer)).checkpointed = true;
+  for (std::size_t layer = 0; layer < checkpoint.blocks.size(); ++layer) {
+    LayerPlan& row = plan.emplace_back();
+    row.layer = static_cast<std::int64_t>(layer);
+    row.checkpointed = std::ranges::binary_search(checkpoint.checkpointed, static_cast<int>(layer));
+    const SavePlan& block = checkpoint.blocks[layer];
+    row.keep = block.placed(Placement::Keep);
+    row.offload = block.placed(Placement::Offload);
+    if (block.inputs == Placement::Offload) row.offload.insert(row.offload.begin(), "input");
+    if (block.unmarked == Placement::Offload) row.offload.emplace_back("unmarked");
+  }
   return plan;
 }
 

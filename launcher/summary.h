@@ -34,8 +34,15 @@ struct EvalMetrics {
 struct LayerPlan {
   std::int64_t layer = 0;
   bool checkpointed = false;
+  std::vector<std::string> keep{}, offload{};  // by mark
 };
 std::vector<LayerPlan> plan_of_layers(const Config& config);
+
+struct OffloadSummary {                    // of a step and rank, the largest over the ranks; speeds: the slowest
+  std::int64_t bytes = 0, host_bytes = 0;  // moved to the host; held there at most
+  double to_host = 0, to_device = 0;       // GB/s while copying
+  double stalled_milliseconds = 0;         // the computation waited for copies
+};
 
 struct RunSummary {
   Config config;
@@ -49,7 +56,8 @@ struct RunSummary {
   bool expected_matches = true;
   struct {
     double recomputed_flops = 0, forward_flops = 0;  // of a step and rank
-    double hidden_seconds = 0;
+    double hidden_seconds = 0;                       // of a step: reruns that a gather in flight hid
+    OffloadSummary offload;
     std::vector<LayerPlan> plan;
   } checkpointing;
   struct {

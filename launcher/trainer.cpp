@@ -40,9 +40,9 @@ double sum(const Tensor& token_losses) {
 
 Trainer::Trainer(const Model& model, Device& device, Communicator& comm, const TrainerOptions& options)
     : device_(device), comm_(comm), options_(options), parameters_(model.num_parameters()) {
-  stack_ = std::make_unique<StackRunner>(
-      model, device, comm,
-      StackOptions{options.checkpoint, options.plan, options.strategy, options.prefetch, options.seed});
+  stack_ = std::make_unique<StackRunner>(model, device, comm,
+                                         StackOptions{options.checkpoint, options.plan, options.strategy,
+                                                      options.prefetch, options.seed, options.audit_recompute});
   for (const auto& unit : stack_->units())
     trainable_tensors_ += std::ranges::count_if(unit->table(), &ParamInfo::trainable);
   if (trainable_tensors_ == 0) throw UsageError("model.frozen: every parameter is frozen: there is nothing to train");
@@ -83,7 +83,7 @@ StepReport Trainer::step(std::span<const Batch> batches) {
         });
         comm_.reset_ledger();
         device_.trace = &trace_;
-        const double flops[] = {trace_.forward_flops, trace_.recomputed_flops};
+        const double flops[] = {trace_.forward_flops, trace_.recomputed_flops}, hidden = trace_.hidden_seconds;
 
         double tokens = 0;
         for (const Batch& b : batches) tokens += static_cast<double>(counted_tokens(b));
@@ -115,6 +115,7 @@ StepReport Trainer::step(std::span<const Batch> batches) {
         report.collectives = comm_.ledger().entries();
         report.forward_flops = trace_.forward_flops - flops[0];
         report.recomputed_flops = trace_.recomputed_flops - flops[1];
+        report.hidden_seconds = trace_.hidden_seconds - hidden;
         report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
         return report;
       });

@@ -30,6 +30,7 @@ struct TrainerOptions {
   std::uint64_t seed = 1;
   // Is this rank asked to stop? Read once in every step and evaluation, on every rank. Empty: never.
   std::function<bool()> stop_asked{};
+  std::int64_t audit_recompute = 0;  // see StackOptions::audit_every
 };
 
 struct StepReport {
@@ -40,6 +41,7 @@ struct StepReport {
   bool looked_at_each = false;  // whether each parameter has a gradient was compared over the ranks
   double seconds = 0;
   double forward_flops = 0, recomputed_flops = 0;
+  double hidden_seconds = 0;       // of reruns in the shadow of a gather
   Ledger::Entries collectives;     // of this rank
   std::vector<std::string> audit;  // differences to the plan; empty: as expected
 };

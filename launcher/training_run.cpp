@@ -21,6 +21,19 @@ std::vector<std::int64_t> largest_over_ranks(Communicator& comm, const std::vect
   return largest;
 }
 
+// counts: bytes and nanoseconds to the host, the same back, nanoseconds stalled; of the whole run.
+OffloadSummary offload_summary(std::span<const std::int64_t> counts, std::int64_t steps) {
+  const auto speed = [](std::int64_t bytes, std::int64_t nanoseconds) {
+    return nanoseconds > 0 ? static_cast<double>(bytes) / static_cast<double>(nanoseconds) : 0.0;
+  };
+  OffloadSummary s;
+  s.bytes = counts[0] / steps;
+  s.to_host = speed(counts[0], counts[1]);
+  s.to_device = speed(counts[2], counts[3]);
+  s.stalled_milliseconds = static_cast<double>(counts[4]) / 1e6 / static_cast<double>(steps);
+  return s;
+}
+
 }  // namespace
 
 void require_same_on_all_ranks(Communicator& comm, const std::string& mine, std::string_view what) {
@@ -84,6 +97,7 @@ TrainerOptions trainer_options(const Config& config) {
   options.audit = config.communication.audit == CommunicationConfig::Audit::Warn ? TrainerOptions::Audit::Warn
                                                                                  : TrainerOptions::Audit::Error;
   options.seed = static_cast<std::uint64_t>(config.train.seed);
+  options.audit_recompute = config.activation_checkpointing.audit;
   return options;
 }
 
@@ -260,6 +274,11 @@ RunSummary TrainingRun::summarize() {
                                  forecast_.peak, communicated_as_planned_ ? 0 : 1};
   for (Tag tag : kAllTags) mine.push_back(device_.memory.at_peak()[index(tag)]);
   for (Tag tag : kAllTags) mine.push_back(device_.memory.peak(tag));
+  const auto nanoseconds = [](double time) { return static_cast<std::int64_t>(time * 1e9); };
+  const CopyCounts out = device_.copies(Stream::ToHost), back = device_.copies(Stream::ToDevice);
+  for (const std::int64_t n : {out.bytes, nanoseconds(out.seconds), back.bytes, nanoseconds(back.seconds),
+                               nanoseconds(trainer_->stack().offloader().stalled_seconds())})
+    mine.push_back(n);
   const auto largest = largest_over_ranks(comm_, mine);
   s.memory.peak = largest[0];
   s.memory.peak_rss = largest[1];
@@ -270,6 +289,10 @@ RunSummary TrainingRun::summarize() {
     s.memory.at_peak[t] = largest[5 + t];
     s.memory.peak_of[t] = largest[5 + kNumTags + t];
   }
+  s.checkpointing.offload = offload_summary(std::span(largest).subspan(5 + 2 * kNumTags), s.steps);
+  s.checkpointing.offload.host_bytes = s.memory.peak_of[index(Tag::Host)];
+  for (const StepReport& r : reports_)
+    s.checkpointing.hidden_seconds += r.hidden_seconds / static_cast<double>(reports_.size());
   s.checkpointing.recomputed_flops = last.recomputed_flops;
   s.checkpointing.forward_flops = last.forward_flops;
   s.checkpointing.plan = plan_of_layers(config_);

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "tensor/copy_thread.h"
 #include "tensor/recorder.h"
 
 namespace regather {
@@ -11,12 +12,42 @@ Recorder::Interval memory_work(const char* name, std::int64_t bytes) {
   return {.activity = Recorder::Activity::Copy, .name = name, .work = {.bytes = static_cast<double>(bytes)}};
 }
 
+bool copies_by_itself(Stream stream) { return stream == Stream::ToHost || stream == Stream::ToDevice; }
+
 }  // namespace
 
-void CpuDevice::copy(Stream, void* to, const void* from, std::int64_t bytes) {
+CpuDevice::CpuDevice(Allocator::Mode mode, std::int64_t limit) : Device(mode, limit) {}
+
+CpuDevice::~CpuDevice() = default;
+
+CopyThread& CpuDevice::start(Stream stream) {
+  auto& thread = stream == Stream::ToHost ? to_host_ : to_device_;
+  if (!thread)
+    thread = std::make_unique<CopyThread>([this, stream](std::int64_t bytes) {
+      if (before_copy) before_copy(stream, bytes);
+    });
+  return *thread;
+}
+
+Event CpuDevice::record(Stream stream) {
+  return copies_by_itself(stream) && !meta() ? start(stream).record() : Event();
+}
+
+void CpuDevice::wait(Stream stream, const Event& event) {
+  if (!copies_by_itself(stream)) return event.wait();
+  if (event.state() != nullptr) start(stream).wait(event);
+}
+
+void CpuDevice::copy(Stream stream, void* to, const void* from, std::int64_t bytes) {
   if (meta() || bytes == 0) return;
+  if (copies_by_itself(stream)) return start(stream).copy(to, from, bytes);
   const Timed timed(recorder, [&] { return memory_work("copy", 2 * bytes); });
   std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+CopyCounts CpuDevice::copies(Stream stream) const {
+  const auto& thread = stream == Stream::ToHost ? to_host_ : to_device_;
+  return thread ? thread->counts() : CopyCounts();
 }
 
 void CpuDevice::zero(Stream, void* to, std::int64_t bytes) {

@@ -1,7 +1,8 @@
 // What a step runs on: memory, streams of work, and events between them. Every call names its stream. On a CPU each
-// call is done when it returns, except waiting for an event that something else completes (a collective in flight); on
-// a GPU a stream is a queue. Invariant: host code never assumes that enqueued work is done unless it waited on an
-// event. A meta device counts memory and computes nothing. It does not know operations, shards or communication.
+// call is done when it returns, except copies to and from the host, which have a thread each, and waiting for an event
+// that something else completes (a collective in flight); on a GPU a stream is a queue. Invariant: host code never
+// assumes that enqueued work is done unless it waited on an event. A meta device counts memory and computes nothing. It
+// does not know operations, shards or communication.
 #pragma once
 #include <cstddef>
 #include <functional>
@@ -39,6 +40,12 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
+// Copies of a stream that are done, and the time that they took.
+struct CopyCounts {
+  std::int64_t bytes = 0;
+  double seconds = 0;
+};
+
 class Device {
  public:
   explicit Device(Allocator::Mode mode = Allocator::Mode::Real, std::int64_t limit = 0) : memory(mode, limit) {}
@@ -52,6 +59,7 @@ class Device {
   virtual Event record(Stream stream) = 0;                   // happens when all that was enqueued so far has
   virtual void wait(Stream stream, const Event& event) = 0;  // what is enqueued later runs after the event
   virtual void copy(Stream stream, void* to, const void* from, std::int64_t bytes) = 0;  // no-op in a meta run
+  virtual CopyCounts copies(Stream) const { return {}; }  // of ToHost and ToDevice, so far
   virtual void zero(Stream stream, void* to, std::int64_t bytes) = 0;
   virtual void add(Stream stream, float* sum, const float* a, const float* b, std::int64_t n) = 0;  // sum may be a or b
 
@@ -61,15 +69,26 @@ class Device {
   Recorder* recorder = nullptr;       // when it ran; off when null
 };
 
+class CopyThread;
+
 class CpuDevice final : public Device {
  public:
-  using Device::Device;
+  explicit CpuDevice(Allocator::Mode mode = Allocator::Mode::Real, std::int64_t limit = 0);
+  ~CpuDevice() override;
   DeviceKind kind() const override { return DeviceKind::Cpu; }
-  Event record(Stream) override { return {}; }
-  void wait(Stream, const Event& event) override { event.wait(); }
-  void copy(Stream, void* to, const void* from, std::int64_t bytes) override;
+  Event record(Stream stream) override;
+  void wait(Stream stream, const Event& event) override;
+  void copy(Stream stream, void* to, const void* from, std::int64_t bytes) override;
+  CopyCounts copies(Stream stream) const override;
   void zero(Stream, void* to, std::int64_t bytes) override;
   void add(Stream, float* sum, const float* a, const float* b, std::int64_t n) override;
+
+  // On the thread of a copy stream, before each of its copies; may throw. For tests that slow copies down or break one.
+  std::function<void(Stream, std::int64_t bytes)> before_copy;
+
+ private:
+  CopyThread& start(Stream stream);
+  std::unique_ptr<CopyThread> to_host_, to_device_;  // started when they are first asked
 };
 
 }  // namespace regather

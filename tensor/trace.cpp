@@ -1,6 +1,13 @@
 #include "tensor/trace.h"
 
+#include <chrono>
+
 namespace regather {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+}  // namespace
 
 void Trace::operation(Kind kind, std::string_view name, double flops) {
   static constexpr std::string_view kVerbs[] = {"run ", "rerun ", "backward "};
@@ -13,6 +20,14 @@ void Trace::operation(Kind kind, std::string_view name, double flops) {
     ++at->second;
   }
   if (keep_lines) lines.push_back(std::string(kVerbs[static_cast<int>(kind)]).append(name));
+}
+
+Shadowed::Shadowed(Trace* trace) : trace_(trace && trace->in_flight && trace->in_flight() ? trace : nullptr) {
+  if (trace_) begin_ = now();
+}
+
+Shadowed::~Shadowed() {
+  if (trace_) trace_->hidden_seconds += now() - begin_;
 }
 
 }  // namespace regather

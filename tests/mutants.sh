@@ -13,25 +13,31 @@ limit=120  # seconds a test may run; a mutant that hangs is noticed
 mutants() {
   cat <<'TABLE'
 tensor/tape.cpp|tensor_unit_tests|Tape*|s/n.key.op = nodes_.size();/n.key.op = 0;/|every operation has its own random key
-tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (v.uses == 0 .. v.data) continue;/if (v.data) continue;/|a rerun keeps only outputs that are read
-tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (--v.uses > 0 /if (--v.uses > 1 /|a value is freed at its last use, not before
-tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (--v.uses > 0 /if (--v.uses > -1 /|a value is freed at its last use, not after
-tensor/tape.cpp|tensor_unit_tests|Tape*|s/ (v.held && phase_ == Phase::Replaying)/ false/|a replay leaves what forward kept
-tensor/tape.cpp|tensor_unit_tests|Tape*|s/std::ranges::sort(todo);//|reruns follow the order of recording
-tensor/tape.cpp|tensor_unit_tests|Tape*|s/in_place = sum.sole_owner();/in_place = true;/|a shared gradient is not written to
-tensor/tape.cpp|tensor_unit_tests|Tape*|s/in_place = sum.sole_owner();/in_place = false;/|a gradient of one's own is added to in place
-tensor/tape.cpp|tensor_unit_tests|Tape*|s/for (int id : n->in) ++value(id).uses;/;/|reruns count as readers
-tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (v.uses == 0) v.data.reset();  \/\/ kept.*//|what nobody reads is freed before backward
+tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/if (v.uses == 0 .. v.there()) continue;/if (v.there()) continue;/|a rerun keeps only outputs that are read
+tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/if (--v.uses > 0 /if (--v.uses > 1 /|a value is freed at its last use, not before
+tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/if (--v.uses > 0 /if (--v.uses > -1 /|a value is freed at its last use, not after
+tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/ (v.held && phase_ == Phase::Replaying)/ false/|a replay leaves what forward kept
+tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/std::ranges::sort(todo);//|reruns follow the order of recording
+tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/in_place = sum.sole_owner();/in_place = true;/|a shared gradient is not written to
+tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/in_place = sum.sole_owner();/in_place = false;/|a gradient of one's own is added to in place
+tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/for (int id : n->in) ++value(id).uses;/;/|reruns count as readers
+tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/if (v.uses == 0) v.free();  \/\/ kept.*//|what nobody reads is freed before backward
 tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (needs_grad) n.saved = n.op->saved(n.needs);/n.saved = n.op->saved({kAll, kAll});/|frozen parameters save nothing
-tensor/tape.cpp|tensor_unit_tests|Tape*|s/ready \&\& n.params.empty()/ready/|ahead reruns only what needs no parameter
-tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (plan_.order == Order::Lazy) return;/return;/|ahead and eager rerun first
-tensor/tape.cpp|tensor_unit_tests|Tape*|s/for (Value\& v : values_) v.data.reset();/;/|after an exception the tape holds nothing
-tensor/tape.cpp|tensor_unit_tests|Tape*|s/.view(n.shapes\[i\]));/);/|a rerun sees the shape that forward saw
-tensor/tape.cpp|tensor_unit_tests|Tape*|s/ hash_of(out\[i\]) != v.hash/ false/|verification compares numbers
+tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/ready \&\& n.params.empty()/ready/|ahead reruns only what needs no parameter
+tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/if (plan_.order == Order::Lazy) return;/return;/|ahead and eager rerun first
+tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/for (Value\& v : values_) v.free();/;/|after an exception the tape holds nothing
+tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/.view(n.shapes\[i\]));/);/|a rerun sees the shape that forward saw
+tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/ hash_of(out\[i\]) != v.hash/ false/|verification compares numbers
 tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (t.tape != serial_) throw/if (false) throw/|another tape's value is refused
 tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (t.version() != v.version)/if (false)/|a value changed after its recording is noticed
-tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (wanted.data.version() != wanted.version)/if (false)/|a value changed while it is held is noticed
-tensor/tape.cpp|tensor_unit_tests|Tape*|s/!n->flows) continue;/false) continue;/|only what a gradient reaches goes backward
+tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/if (wanted.data.version() != wanted.version)/if (false)/|a value changed while it is held is noticed
+tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/!n->flows) continue;/false) continue;/|only what a gradient reaches goes backward
+tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (sibling.producer == v.producer .*$/;/|a mark places the unnamed outputs of its operation
+tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (v.uses == 0 \&\& v.producer >= 0) {/if (false) {/|what no backward will read is given back after forward
+tensor/offload.cpp|tensor_unit_tests|Offload*|s/offloader_->wait(stored_);/;/|device memory is given back after the copy
+tensor/offload.cpp|tensor_unit_tests|Offload*|s/offloader_->wait(room_.free);.*$/;/|a value that comes back is waited for
+tensor/offload.cpp|tensor_unit_tests|Offload*|s/offloader_->give_back(std::move(room_));/;/|host memory is used again
+ckpt/step_plan.cpp|ckpt_unit_tests|StepPlan*|s/if (t + ahead + ahead >= use) continue;//|what backward needs first is not moved
 ckpt/schedule.cpp|ckpt_unit_tests|Schedule*:Reductions*|s/first != last_segment \&\& b + 1 < end/b + 1 < end/|the last segment is not replayed
 ckpt/schedule.cpp|ckpt_unit_tests|Schedule*:Reductions*|s/b + 1 < end; ++b/b < end; ++b/|the last block of a segment is not replayed
 ckpt/schedule.cpp|ckpt_unit_tests|Schedule*:Reductions*|s/ .. b >= last_segment//|the last segment keeps its inputs

@@ -26,13 +26,29 @@ std::string refusal(const PolicyOptions& options, int blocks) {
   return "not refused";
 }
 
-// The blocks that keep nothing but their input, from the plan of each block itself.
-Layers droppers(const CheckpointPlan& plan) {
+// The blocks that drop what no mark keeps, from the plan of each block itself.
+Layers checkpointed(const CheckpointPlan& plan) {
   Layers out;
-  for (std::size_t b = 0; b < plan.blocks.size(); ++b) {
-    EXPECT_TRUE(plan.blocks[b].marks.empty());
+  for (std::size_t b = 0; b < plan.blocks.size(); ++b)
     if (plan.blocks[b].unmarked == Placement::Drop) out.push_back(static_cast<int>(b));
-  }
+  return out;
+}
+
+// Those that keep nothing but their input, of a plan without marks.
+Layers droppers(const CheckpointPlan& plan) {
+  for (const SavePlan& block : plan.blocks) EXPECT_TRUE(block.marks.empty());
+  return checkpointed(plan);
+}
+
+std::vector<Marks> same_marks(int blocks) {
+  return std::vector<Marks>(static_cast<std::size_t>(blocks), Marks{"attn.qkv", "attn.core", "attn.out", "mlp.up"});
+}
+std::vector<Marks> kept(const std::vector<KeepRule>& keep, int blocks) {
+  const CheckpointPlan plan =
+      make_checkpoint_plan({.policy = "selective", .keep = keep, .marks = same_marks(blocks)}, blocks);
+  EXPECT_EQ(checkpointed(plan).size(), static_cast<std::size_t>(blocks));
+  std::vector<Marks> out;
+  for (const SavePlan& block : plan.blocks) out.push_back(block.placed(Placement::Keep));
   return out;
 }
 
@@ -103,6 +119,35 @@ TEST(Policy, SegmentsRefuseWhatCannotBeCut) {
             "activation_checkpointing.segments: -1 is out of range; allowed: 0 (automatic) to 4");
 }
 
+TEST(Policy, SelectiveKeepsTheSameMarksInEveryBlock) {
+  EXPECT_EQ(kept({{.keep = {"attn.out", "qkv"}}}, 2), (std::vector<Marks>(2, Marks{"attn.out", "attn.qkv"})));
+  EXPECT_EQ(kept({{.keep = {"attn.*"}}}, 1), (std::vector<Marks>{{"attn.core", "attn.out", "attn.qkv"}}));
+}
+
+TEST(Policy, SelectiveTakesOneSetOfMarksABlock) {
+  EXPECT_EQ(kept({{.layers = {2, 0}, .keep = {"mlp"}}, {.layers = {1}, .keep = {"core"}}}, 4),
+            (std::vector<Marks>{{"mlp.up"}, {"attn.core"}, {"mlp.up"}, {}}));
+  EXPECT_EQ(kept({{.keep = {"qkv"}}, {.layers = {1}, .keep = {}}}, 3),
+            (std::vector<Marks>{{"attn.qkv"}, {}, {"attn.qkv"}}));
+}
+
+TEST(Policy, SelectiveRefusesWhatItCannotPlace) {
+  const auto text = [](const std::vector<KeepRule>& keep) {
+    return refusal({.policy = "selective", .keep = keep, .marks = same_marks(4)}, 4);
+  };
+  EXPECT_EQ(text({{.keep = {"attn.outt"}}}),
+            "activation_checkpointing.keep: 'attn.outt' matches no mark of this model; allowed: its marks attn.qkv, "
+            "attn.core, attn.out, mlp.up, the part of one after its last dot, a pattern with *, or a level (norms, "
+            "attention_core, mlp)");
+  EXPECT_EQ(text({{.layers = {4}, .keep = {"qkv"}}}),
+            "activation_checkpointing.keep: layer 4 is out of range; allowed: 0 to 3");
+  EXPECT_EQ(text({{.layers = {1}, .keep = {"qkv"}}, {.layers = {0, 1}, .keep = {"out"}}}),
+            "activation_checkpointing.keep: layer 1 is listed twice");
+  EXPECT_EQ(text({{.keep = {"qkv"}}, {.keep = {"out"}}}),
+            "activation_checkpointing.keep: two entries list no layers; allowed: one, for the layers that no other "
+            "entry lists");
+}
+
 TEST(Policy, AnUnknownOneIsRefusedWithTheKnownOnes) {
   const std::string text = refusal({.policy = "fulll"}, 4);
   EXPECT_NE(text.find("'fulll'"), std::string::npos);
@@ -112,9 +157,10 @@ TEST(Policy, AnUnknownOneIsRefusedWithTheKnownOnes) {
 TEST(Policy, EveryPolicyReportsTheLayersItCheckpointsAndTakesAnOrder) {
   for (const Policy& p : policies())
     for (const Order order : {Order::Lazy, Order::Ahead, Order::Eager}) {
-      const CheckpointPlan plan = make_checkpoint_plan({.policy = std::string(p.name), .order = order}, 6);
+      const CheckpointPlan plan =
+          make_checkpoint_plan({.policy = std::string(p.name), .marks = same_marks(6), .order = order}, 6);
       EXPECT_EQ(plan.blocks.size(), 6U) << p.name;
-      EXPECT_EQ(plan.checkpointed, droppers(plan)) << p.name;
+      EXPECT_EQ(plan.checkpointed, checkpointed(plan)) << p.name;
       for (const SavePlan& block : plan.blocks) EXPECT_EQ(block.order, order) << p.name;
     }
 }

@@ -230,5 +230,48 @@ TEST(ExpectedVolume, ReplaysAreGatheredInTheirOwnPass) {  // 2 segments of 2, on
   EXPECT_EQ(volume.at(gather("block", Pass::Backward)).count, 1 + 2);
 }
 
+// By action: which blocks give back their device memory after it, and start to come back before it.
+TEST(StepPlan, OffloadedValuesLeaveAndComeBackAsManyActionsFromTheirUse) {
+  using Blocks = std::vector<int>;
+  const auto visits = [](const StepPlanOptions& options, bool leaves) {
+    std::vector<Blocks> all;
+    for (const StepPlan::Entry& e : plan_of(4, options).entries) {
+      Blocks& blocks = all.emplace_back();
+      for (const StepPlan::Visit& v : leaves ? e.leaves : e.fetches) blocks.push_back(v.block);
+    }
+    return all;
+  };
+  // embedding, blocks 0 to 3, head, blocks 3 to 0, embedding. The last block's backward comes next: it moves nothing.
+  EXPECT_EQ(visits({.offload_depth = 1}, true), (std::vector<Blocks>{{}, {}, {0}, {1}, {2}, {}, {}, {}, {}, {}, {}}));
+  EXPECT_EQ(visits({.offload_depth = 1}, false), (std::vector<Blocks>{{}, {}, {}, {}, {}, {}, {2}, {1}, {0}, {}, {}}));
+  EXPECT_EQ(visits({.offload_depth = 2}, true), (std::vector<Blocks>{{}, {}, {}, {0}, {1}, {}, {}, {}, {}, {}, {}}));
+  EXPECT_EQ(visits({.offload_depth = 2}, false), (std::vector<Blocks>{{}, {}, {}, {}, {}, {}, {1}, {0}, {}, {}, {}}));
+  EXPECT_EQ(visits({}, true), std::vector<Blocks>(11));
+}
+
+TEST(StepPlan, WhatIsOffloadedLeavesOnceAndComesBackOnceBeforeItIsUsed) {
+  for (const auto order : {kBatchMajor, kLayerMajor})
+    for (const auto& segments : {SegmentStarts{}, SegmentStarts{0, 3}})
+      for (const int depth : {1, 2, 4})
+        for (const int micro : {1, 3}) {
+          const StepPlan plan =
+              plan_of(6, {.micro_batches = micro, .segments = segments, .order = order, .offload_depth = depth});
+          std::set<std::pair<int, int>> stored, away;
+          for (const StepPlan::Entry& e : plan.entries) {
+            const auto visit = std::pair(e.action.part, e.action.micro_batch);
+            for (const auto& v : e.fetches) EXPECT_EQ(away.erase({v.block, v.micro_batch}), 1U);
+            EXPECT_FALSE(away.contains(visit));
+            if (e.offloads) {
+              EXPECT_TRUE(stored.insert(visit).second && e.action.keep_input);
+            }
+            for (const auto& v : e.leaves) {
+              EXPECT_EQ(stored.erase({v.block, v.micro_batch}), 1U);
+              away.insert({v.block, v.micro_batch});
+            }
+          }
+          EXPECT_TRUE(stored.empty() && away.empty());
+        }
+}
+
 }  // namespace
 }  // namespace regather

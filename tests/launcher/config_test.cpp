@@ -292,26 +292,94 @@ TEST(Config, WhatThisBuildDoesNotHaveIsRefusedByName) {
   refused("device=cuda", "cpu");
   refused("communication.backend=nccl", "mpi, sim");
   refused("communication.backend=staged", "mpi, sim");
-  refused("activation_checkpointing.policy=selective", "none, full, every_n_layers, segments, layers");
-  refused("activation_checkpointing.policy=budget", "none, full, every_n_layers, segments, layers");
-  refused("activation_checkpointing.offload=all", "none");
-  refused("activation_checkpointing.audit=10", "0");
+  refused("activation_checkpointing.policy=budget", "none, full, every_n_layers, segments, layers, selective");
   refused("activation_checkpointing.budget=1GiB", "512MiB");
   refused("model.lora.rank=8", "0");
   refused("sharding.shard_size=2", "0");
   refused("sharding.shard_size=1", "0");
   refused("snapshot.every=5", "0");
   refused("data.tokenizer=words.model", "bytes");
-  EXPECT_EQ(refusal(kData, {"activation_checkpointing.keep=[mlp.up]"}),
-            "--set activation_checkpointing.keep=[mlp.up]: activation_checkpointing.keep: value [mlp.up] is not "
-            "available in this "
-            "build; allowed: [attn.out]");
+  EXPECT_EQ(refusal(kData, {"model.lora.targets=[attn.qkv]"}),
+            "--set model.lora.targets=[attn.qkv]: model.lora.targets: value [attn.qkv] is not available in this "
+            "build; allowed: [attn.qkv, attn.proj]");
+}
+
+TEST(Config, KeepIsAListOfNamesOrOneByLayer) {
+  const auto kept = [](const std::string& keep) {
+    const Config config = parse(kData + "activation_checkpointing: {policy: selective, keep: " + keep + "}\n");
+    EXPECT_EQ(to_yaml(parse(to_yaml(config))), to_yaml(config));
+    std::vector<Marks> marks;
+    for (const SavePlan& block : checkpoint_plan(config).blocks) marks.push_back(block.placed(Placement::Keep));
+    return marks;
+  };
+  EXPECT_EQ(kept("[attn.out, qkv]"), std::vector<Marks>(6, {"attn.out", "attn.qkv"}));
+  EXPECT_EQ(kept("['*.norm']"), std::vector<Marks>(6, {"attn.norm", "mlp.norm"}));
+  EXPECT_EQ(kept("[{layers: [0, 5], keep: [mlp]}, {keep: [mid]}]"),
+            (std::vector<Marks>{{"mlp.act", "mlp.up"}, {"mid"}, {"mid"}, {"mid"}, {"mid"}, {"mlp.act", "mlp.up"}}));
+}
+
+TEST(Config, KeepRefusesWhatTheModelDoesNotMark) {
+  const auto refused = [](const std::string& keep, const std::string& rest) {
+    EXPECT_EQ(refusal(kData + "activation_checkpointing: {policy: selective, keep: " + keep + "}\n"),
+              "c.yaml:3:53: activation_checkpointing.keep: " + rest);
+  };
+  refused("[attn.out, mlp.upp]",
+          "'mlp.upp' matches no mark of this model; allowed: its marks attn.norm, attn.qkv, attn.core, attn.out, mid, "
+          "mlp.norm, mlp.up, mlp.act, mlp.down, the part of one after its last dot, a pattern with *, or a level "
+          "(norms, attention_core, mlp)");
+  refused("[{layers: [6], keep: [mid]}]", "layer 6 is out of range; allowed: 0 to 5");
+  refused("[]", "names nothing to keep; allowed: names, or policy full");
+  const std::string types = "; allowed: a list of texts, or of {layers, keep} by layer";
+  refused("attn.out", "value 'attn.out' is not a list of texts, or of {layers, keep} by layer" + types);
+  EXPECT_EQ(refusals(kData + "activation_checkpointing: {keep: [{layers: [0]}, {layer: [1], keep: [mid]}]}\n"),
+            (Lines{"c.yaml:3:35: activation_checkpointing.keep: value a section has no keep" + types,
+                   "c.yaml:3:51: activation_checkpointing.keep: value 'layer' is not a key of an entry" + types}));
+}
+
+TEST(Config, OffloadIsOneWordSomeNamesOrASection) {
+  const auto plan = [](const std::string& rest) {
+    const Config config = parse(kData + "activation_checkpointing: {" + rest + "}\n");
+    EXPECT_EQ(to_yaml(parse(to_yaml(config))), to_yaml(config));
+    return checkpoint_plan(config);
+  };
+  EXPECT_EQ(plan("offload: none").offload_depth, 0);
+  const CheckpointPlan all = plan("offload: all");  // policy full: the inputs are all there is
+  EXPECT_EQ(all.offload_depth, 1);
+  for (const SavePlan& block : all.blocks) EXPECT_EQ(block.inputs, Placement::Offload);
+  const CheckpointPlan some = plan("policy: none, offload: [mlp.up, input]");
+  EXPECT_EQ(some.blocks[0].placed(Placement::Offload), Marks{"mlp.up"});
+  EXPECT_EQ(some.blocks[0].inputs, Placement::Offload);
+  EXPECT_EQ(some.blocks[0].unmarked, Placement::Keep);
+  const CheckpointPlan marks = plan("policy: selective, keep: [qkv, mid], offload: {marks: marks, depth: 3}");
+  EXPECT_EQ(marks.blocks[0].placed(Placement::Offload), (Marks{"attn.qkv", "mid"}));
+  EXPECT_EQ(marks.blocks[0].inputs, Placement::Keep);
+  EXPECT_EQ(marks.offload_depth, 3);
+  const CheckpointPlan half = plan("policy: none, offload: {marks: all, keep_last: 2, fraction: 0.5}");
+  std::vector<bool> moved;
+  for (const SavePlan& block : half.blocks) moved.push_back(block.unmarked == Placement::Offload);
+  EXPECT_EQ(moved, (std::vector<bool>{false, true, false, true, false, false}));
+}
+
+TEST(Config, OffloadRefusesWhatIsNotKept) {
+  const auto refused = [](const std::string& offload, const std::string& line) {
+    EXPECT_EQ(refusal(kData + "activation_checkpointing: {offload: " + offload + "}\n"), line);
+  };
+  const std::string at = "c.yaml:3:37: activation_checkpointing.offload.marks: ";
+  refused("[mlp.up]", at + "policy full keeps no value that 'mlp.up' stands for, so none can be offloaded; allowed: "
+                           "all, input, or names of what it keeps");
+  refused("marks", at + "policy full keeps no value that 'marks' stands for, so none can be offloaded; allowed: all, "
+                        "input, or names of what it keeps");
+  refused("[all, mid]",
+          at + "value [all, mid] is not one word or some names; allowed: none, all, marks, or a list of names");
+  refused("[]", at + "value [] is not one word or some names; allowed: none, all, marks, or a list of names");
+  EXPECT_TRUE(
+      refusal(kData + "activation_checkpointing: {offload: mpl.up}\n").starts_with(at + "'mpl.up' matches no mark"));
 }
 
 TEST(Config, DefaultsOfWhatIsNotAvailableAreTaken) {
   EXPECT_NO_THROW(parse(kData + R"(
 snapshot: {every: 0, keep: 2, async: true, resume: auto}
-activation_checkpointing: {keep: [attn.out], budget: 0.5GiB, offload: none, audit: 0}
+activation_checkpointing: {keep: [attn.out], budget: 0.5GiB, audit: 0}
 sharding: {shard_size: 0}
 precision: {compute: fp32, reduce: fp32}
 )"));

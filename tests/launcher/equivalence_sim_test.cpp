@@ -2,7 +2,9 @@
 // them by rounding stays within stated bounds: the number of ranks, the order of accumulation, the strategy.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
+#include <thread>
 
 #include "tests/launcher/training_run.h"
 
@@ -14,7 +16,17 @@ std::vector<PolicyOptions> policies_of(int layers) {
   std::vector<PolicyOptions> all{{.policy = "full", .order = Order::Ahead},
                                  {.policy = "full", .order = Order::Eager},
                                  {.policy = "segments", .segments = 1},
-                                 {.policy = "segments", .segments = 3}};
+                                 {.policy = "segments", .segments = 3},
+                                 {.policy = "selective", .keep = {{.keep = {"qkv", "attention_core", "mlp.up"}}}},
+                                 {.policy = "selective",
+                                  .keep = {{.keep = {"*"}}, {.layers = {0, 2}, .keep = {"norms", "mid"}}},
+                                  .order = Order::Ahead},
+                                 {.policy = "none", .offload = {.names = {"all"}}},
+                                 {.policy = "full", .offload = {.names = {"all"}, .depth = 2}},
+                                 {.policy = "segments", .segments = 2, .offload = {.names = {"all"}}},
+                                 {.policy = "selective",
+                                  .keep = {{.keep = {"qkv", "mlp", "mid"}}},
+                                  .offload = {.names = {"input", "mlp", "mid"}, .keep_last = 1}}};
   for (const Policy& policy : policies())
     if (policy.name != "none") all.push_back({.policy = std::string(policy.name), .layers = {1, layers - 1}});
   return all;
@@ -98,6 +110,7 @@ TEST_P(Equivalence, DropoutDrawsTheSameMasksWhenRunAgain) {
   for (const PolicyOptions& policy : policies_of(4)) {
     RunSetup with = s;
     with.policy = policy;
+    with.audit = 1;  // which finds no difference, either
     expect_same_bits(train(with), reference, with);
   }
   RunSetup other_seed = s;
@@ -106,6 +119,52 @@ TEST_P(Equivalence, DropoutDrawsTheSameMasksWhenRunAgain) {
   RunSetup without = s;
   without.model.dropout = 0;
   EXPECT_NE(train(without).losses, reference.losses);
+}
+
+// Copies that are slower than the computation, in either direction, for many steps of several micro-batches.
+TEST_P(Equivalence, SlowCopiesOfOffloadedValuesChangeNoBit) {
+  RunSetup s = setup();
+  s.model.dropout = 0.1F;
+  s.model.layers = 6;
+  s.plan.micro_batches = 2;
+  s.steps = 3;
+  for (const auto order : {AccumulationOrder::BatchMajor, AccumulationOrder::LayerMajor}) {
+    s.plan.order = order;
+    s.policy = {.policy = "none"};
+    s.prepare = nullptr;
+    const RunResult reference = train(s);
+    for (const Stream slow : {Stream::ToHost, Stream::ToDevice})
+      for (const int depth : {1, 2, 5})
+        for (const char* policy : {"none", "full"}) {
+          s.policy = {.policy = policy, .offload = {.names = {"all"}, .depth = depth}};
+          s.prepare = [slow](CpuDevice& device) {
+            device.before_copy = [slow, copies = 0](Stream stream, std::int64_t) mutable {
+              if (stream == slow && ++copies % 8 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+            };
+          };
+          expect_same_bits(train(s), reference, s);
+        }
+  }
+}
+
+// The same batch at a learning rate of zero: every step has the same gradient, or something of the step before was
+// left.
+TEST_P(Equivalence, AccumulatedGradientsOfOffloadedStepsDoNotGrow) {
+  RunSetup s = setup();
+  s.plan.micro_batches = 4;
+  s.micro_batch = 1;
+  s.steps = 5;
+  s.lr = 0;
+  s.same_batch = true;
+  for (const auto reduce : {ReduceWhen::EachMicroBatch, ReduceWhen::Once}) {
+    s.plan.reduce = reduce;
+    s.policy = {.policy = "none"};
+    const RunResult reference = train(s);
+    s.policy = {.policy = "full", .offload = {.names = {"all"}}};
+    const RunResult r = train(s);
+    expect_same_bits(r, reference, s);
+    for (const double norm : r.norms) EXPECT_EQ(norm, r.norms[0]);
+  }
 }
 
 TEST_P(Equivalence, DropoutMasksDoNotDependOnTheNumberOfRanks) {

@@ -36,13 +36,38 @@ RunSetup setup(const PolicyOptions& policy, int layers = 4) {
 }
 double tokens(const RunSetup& s) { return static_cast<double>(s.micro_batch * s.sequence); }
 
+// What a checkpointed block keeps (values of a token that a backward or a rerun reads) and which flops that spares, by
+// the names in `keep`.
+struct Kept {
+  std::vector<std::string> names;
+  double values, spared;
+};
+std::vector<Kept> kept_of_gpt2(const RunSetup& s) {
+  const Block b(s);
+  const double norm = 8 * b.C, qkv = 6 * b.C * b.C, attention = 2 * b.C * (b.T + 1), projection = 2 * b.C * b.C,
+               up = 2 * b.C * b.F, gelu = 20 * b.F, H = static_cast<double>(s.model.heads);
+  return {
+      {{"attn.out"}, b.C, projection},
+      {{"attn.out", "qkv"}, 4 * b.C, projection + qkv},
+      {{"attention_core"}, b.C + H, attention},  // with its statistics: else attention would run again for them
+      {{"norms"}, 2 * b.C, 2 * norm},
+      {{"mlp"}, 2 * b.F, up + gelu},
+      {{"mid"}, b.C, projection + b.C},
+      {{"mid", "attn.out"}, b.C, projection + b.C},  // nobody reads attn.out where mid is kept
+      {{"*"}, b.saved, b.rerun},
+  };
+}
+
+void expect_activations(const RunSetup& s, double per_token) {
+  EXPECT_EQ(train(s).peak[index(Tag::Activations)], static_cast<std::int64_t>(sizeof(float) * per_token * tokens(s)))
+      << s.policy.policy;
+}
+
 // At the head: block inputs, the head's input, its norm's output and the losses; and the sets of the blocks that kept
 // theirs.
 void expect_activation_peak(const RunSetup& s, double block_inputs, double head_inputs, double saved_sets) {
   const Block b(s);
-  const double per_token = block_inputs * b.C + head_inputs * b.C + saved_sets * b.saved + b.C + 1;
-  EXPECT_EQ(train(s).peak[index(Tag::Activations)], static_cast<std::int64_t>(sizeof(float) * per_token * tokens(s)))
-      << s.policy.policy;
+  expect_activations(s, block_inputs * b.C + head_inputs * b.C + saved_sets * b.saved + b.C + 1);
 }
 
 TEST(ActivationPeak, NoneKeepsEveryBlocksSet) { expect_activation_peak(setup({.policy = "none"}), 4, 1, 4); }
@@ -62,6 +87,18 @@ TEST(ActivationPeak, SegmentsKeepTheirFirstInputs) {
   expect_activation_peak(setup({.policy = "segments", .segments = 2}, 6), 1 + 3, 1, 1);
   expect_activation_peak(setup({.policy = "segments", .segments = 3}, 6), 2 + 2, 1, 1);
   expect_activation_peak(setup({.policy = "segments", .segments = 1}, 6), 6, 1, 1);
+}
+TEST(ActivationPeak, SelectiveKeepsWhatIsNamedAndRead) {
+  RunSetup s = setup({.policy = "selective"});
+  const Block b(s);
+  const double full = 4 * b.C + b.C + b.saved + b.C + 1;  // the last block keeps everything
+  for (const Kept& kept : kept_of_gpt2(s)) {
+    s.policy.keep = {{.keep = kept.names}};
+    SCOPED_TRACE(kept.names[0]);
+    expect_activations(s, full + 3 * kept.values);
+  }
+  s.policy.keep = {{.layers = {0, 3}, .keep = {"norms"}}, {.layers = {1}, .keep = {"qkv"}}};
+  expect_activations(s, full + 2 * b.C + 3 * b.C);
 }
 TEST(ActivationPeak, MicroBatchesOneAfterTheOtherAddNothing) {
   for (const char* policy : {"none", "full"}) {
@@ -85,6 +122,41 @@ void expect_recomputed(const RunSetup& s, double reruns, double whole_forwards) 
             (static_cast<double>(s.model.layers) * b.forward + b.roots) * tokens(s) * s.plan.micro_batches);
 }
 
+// At most two blocks' values are on the device: the ones on their way, and those of the block that runs.
+TEST(ActivationPeak, OffloadedValuesWaitInHostMemory) {
+  for (const int layers : {4, 6, 8}) {
+    RunSetup s = setup({.policy = "full", .offload = {.names = {"all"}}}, layers);
+    const Block b(s);
+    const auto bytes = [&](double per_token) {
+      return static_cast<std::int64_t>(sizeof(float) * per_token * tokens(s));
+    };
+    RunResult r = train(s);
+    EXPECT_EQ(r.peak[index(Tag::Host)], bytes((layers - 1) * b.C));  // the last block's backward comes first
+    // At the end of the last block's forward: the input of the one before, its own, its set, the last product, the
+    // output.
+    EXPECT_EQ(r.peak[index(Tag::Activations)], bytes(b.saved + 4 * b.C));
+    EXPECT_EQ(r.recomputed_flops, (layers - 1) * b.rerun * tokens(s));
+    s.policy.policy = "none";
+    r = train(s);
+    EXPECT_EQ(r.peak[index(Tag::Host)], bytes((layers - 1) * (b.C + b.saved)));
+    // Forward, at the end of a block: two blocks' inputs and sets, the last product and the output.
+    EXPECT_EQ(r.peak[index(Tag::Activations)], bytes(2 * (b.C + b.saved) + 2 * b.C));
+    EXPECT_EQ(r.recomputed_flops, 0);
+    s.policy.offload = {.names = {"all"}, .keep_last = layers};
+    EXPECT_EQ(train(s).peak[index(Tag::Host)], 0);
+    s.policy.offload = {.names = {"mlp.up"}, .keep_last = 2, .fraction = 0.5};
+    EXPECT_EQ(train(s).peak[index(Tag::Host)], bytes((layers - 2) / 2 * b.F));
+  }
+}
+TEST(ActivationPeak, OffloadingTakesHostMemoryInTheFirstStepOnly) {
+  RunSetup s = setup({.policy = "full", .offload = {.names = {"all"}}});
+  s.plan.micro_batches = 2;
+  const RunResult r = train(s);
+  const auto of_host = [](const Allocator::Event& e) { return e.tag == Tag::Host; };
+  EXPECT_EQ(std::ranges::count_if(r.events[0], of_host), 3);
+  EXPECT_EQ(std::ranges::count_if(r.events[1], of_host), 0);
+}
+
 TEST(Recompute, NoneRunsNothingTwice) { expect_recomputed(setup({.policy = "none"}), 0, 0); }
 TEST(Recompute, FullRerunsWhatBackwardReadsInAllButTheLastBlock) { expect_recomputed(setup({.policy = "full"}), 3, 0); }
 TEST(Recompute, EveryNLayersRerunsThoseLayers) {
@@ -95,6 +167,15 @@ TEST(Recompute, EveryNLayersRerunsThoseLayers) {
 TEST(Recompute, SegmentsReplayAllButTheirLastBlock) {
   expect_recomputed(setup({.policy = "segments", .segments = 2}, 6), 5, 2);
   expect_recomputed(setup({.policy = "segments", .segments = 3}, 6), 5, 2);
+}
+TEST(Recompute, SelectiveSparesWhatMakesTheKeptValues) {
+  RunSetup s = setup({.policy = "selective"});
+  for (const Kept& kept : kept_of_gpt2(s)) {
+    s.policy.keep = {{.keep = kept.names}};
+    EXPECT_EQ(train(s).recomputed_flops, 3 * (Block(s).rerun - kept.spared) * tokens(s)) << kept.names[0];
+  }
+  s.policy.keep = {{.layers = {0, 2}, .keep = {"*"}}};
+  expect_recomputed(s, 1, 0);
 }
 TEST(Recompute, EveryMicroBatchIsRecomputed) {
   RunSetup s = setup({.policy = "full"});
@@ -170,13 +251,14 @@ TEST(Sharding, ReducingOnceKeepsWholeGradientsThroughTheStep) {
 
 // The same step without storage makes the same allocations and releases, in the same order.
 TEST(MemoryReplay, PredictsEveryAllocationOfAStep) {
-  for (const char* policy : {"none", "full", "segments"})
+  for (const char* policy : {"none", "full", "segments", "selective"})
     for (const auto order : {AccumulationOrder::BatchMajor, AccumulationOrder::LayerMajor})
       for (const Strategy strategy : {Strategy::Full, Strategy::Gradients, Strategy::None}) {
         RunSetup s = setup({.policy = policy, .segments = 2});
         s.plan.micro_batches = 2;
         s.plan.order = order;
         s.strategy = strategy;
+        if (strategy == Strategy::Full) s.policy.offload.names = {"all"};
         const RunResult real = train(s);
         s.mode = Allocator::Mode::Meta;
         RunResult meta;

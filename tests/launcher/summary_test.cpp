@@ -60,7 +60,9 @@ TEST(Summary, HasTheShapeThatScriptsRead) {
     "collectives": {"per_step": [{"name": "all_gather", "pass": "forward", "unit": "block", "dtype": "fp32", "count": 0,
       "bytes": 0}], "expected_matches": true},
     "checkpointing": {"policy": "full", "recomputed_flops": 0, "forward_flops": 0, "hidden_seconds": 0,
-      "plan": [{"layer": 0, "checkpointed": true}]},
+      "offload": {"bytes": 0, "host_bytes": 0, "to_host_gb_per_second": 0, "to_device_gb_per_second": 0,
+        "stalled_milliseconds": 0},
+      "plan": [{"layer": 0, "checkpointed": true, "keep": [], "offload": []}]},
     "predicted": {"peak_bytes": 0, "step_seconds": 0, "bytes_on_wire": 0},
     "eval": [{"step": 10, "loss": 0, "seconds": 0}]})");
   Json json = Json::parse(to_json(example()));
@@ -106,6 +108,21 @@ TEST(Summary, ThePlanSaysWhichLayersAreCheckpointed) {
   std::vector<bool> checkpointed;
   for (const LayerPlan& layer : plan_of_layers(config)) checkpointed.push_back(layer.checkpointed);
   EXPECT_EQ(checkpointed, (std::vector<bool>{true, false, true, false}));
+}
+
+TEST(Summary, ThePlanSaysWhatEachLayerKeepsAndWhere) {
+  const Config config = parse_config(
+      "data: {files: [a]}\nmodel: {layers: 3}\nactivation_checkpointing: {policy: selective, keep: [{layers: [1], "
+      "keep: "
+      "[qkv, mid]}], offload: {marks: [input, qkv], keep_last: 1}}\n",
+      "c", {});
+  std::vector<std::vector<std::string>> keep, offload;
+  for (const LayerPlan& layer : plan_of_layers(config)) {
+    keep.push_back(layer.keep);
+    offload.push_back(layer.offload);
+  }
+  EXPECT_EQ(keep, (std::vector<std::vector<std::string>>{{}, {"mid"}, {}}));
+  EXPECT_EQ(offload, (std::vector<std::vector<std::string>>{{"input"}, {"input", "attn.qkv"}, {}}));
 }
 
 TEST(Summary, ResidentMemoryIsThatOfThisProcess) {

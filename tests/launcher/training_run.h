@@ -36,7 +36,9 @@ struct RunSetup {
   bool same_batch = false;  // every step trains on the batch of step 0
   // Makes the model of a rank; empty: make_model(model).
   std::function<Model(const RunSetup&, int rank)> make{};
-  std::vector<int> evaluate_before;  // steps (from 0) before which an evaluation runs
+  std::vector<int> evaluate_before;           // steps (from 0) before which an evaluation runs
+  std::int64_t audit = 0;                     // see StackOptions::audit_every
+  std::function<void(CpuDevice&)> prepare{};  // slows the copies of a rank's device down, or breaks one
 };
 
 struct RunResult {
@@ -75,7 +77,9 @@ inline Batch make_batch(Allocator& memory, const RunSetup& s, int rank, int worl
 
 inline TrainerOptions trainer_options(const RunSetup& s) {
   TrainerOptions o;
-  o.checkpoint = make_checkpoint_plan(s.policy, static_cast<int>(s.model.layers));
+  PolicyOptions policy = s.policy;
+  if (policy.policy == "selective" || !policy.offload.names.empty()) policy.marks = marks_of(make_model(s.model));
+  o.checkpoint = make_checkpoint_plan(policy, static_cast<int>(s.model.layers));
   o.plan = s.plan;
   o.strategy = s.strategy;
   o.prefetch = s.prefetch.value_or(std::min(1, s.plan.slots - 1));
@@ -84,6 +88,7 @@ inline TrainerOptions trainer_options(const RunSetup& s) {
   o.clip_grad_norm = s.clip;
   o.seed = s.seed;
   o.nonfinite = s.nonfinite;
+  o.audit_recompute = s.audit;
   return o;
 }
 
@@ -105,6 +110,7 @@ inline void collect(Trainer& trainer, RunResult& result, std::mutex& mutex) {
 inline void run_rank(const RunSetup& s, const Model& model, Communicator& comm, RunResult& result, std::mutex& mutex) {
   std::vector<Allocator::Event> events;  // outlives the device, whose log it is
   CpuDevice device(s.mode);
+  if (s.prepare) s.prepare(device);
   Trainer trainer(model, device, comm, trainer_options(s));
   const bool first = comm.rank() == 0;
   for (int step = 0; step < s.steps; ++step) {

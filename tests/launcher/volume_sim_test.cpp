@@ -26,7 +26,7 @@ TEST(Volume, OneMicroBatchGathersEveryBlockTwiceLessTheResidentOnes) {
   for (const int world : {2, 3, 4})
     for (const int layers : {4, 5, 6})
       for (int slots = 1; slots <= layers; ++slots)
-        for (const char* policy : {"none", "full", "every_n_layers"}) {
+        for (const char* policy : {"none", "full", "every_n_layers", "selective"}) {
           RunSetup s = setup(world, layers, slots, 1);
           s.policy.policy = policy;
           const RunResult r = train(s);
@@ -46,9 +46,9 @@ TEST(Volume, MicroBatchesOneAfterTheOther) {
     for (const int layers : {4, 6})
       for (const int micro : {1, 2, 3})
         for (int slots = 1; slots <= layers; ++slots)
-          for (const char* policy : {"none", "full", "layers", "segments"}) {
+          for (const char* policy : {"none", "full", "layers", "selective", "segments"}) {
             RunSetup s = setup(world, layers, slots, micro);
-            s.policy = {.policy = policy, .segments = 2, .layers = {1, 2}};
+            s.policy = {.policy = policy, .segments = 2, .layers = {1, 2}, .keep = {{.keep = {"qkv", "mlp"}}}};
             const int K = layers / 2;
             const std::int64_t expected = s.policy.policy == "segments" && slots <= K
                                               ? segment_gathers(layers, micro, slots, 2, K)
@@ -63,7 +63,7 @@ TEST(Volume, MicroBatchesOneAfterTheOther) {
 TEST(Volume, AllMicroBatchesThroughABlockCountAsOne) {
   for (const int micro : {1, 2, 3})
     for (int slots = 1; slots <= 6; ++slots)
-      for (const char* policy : {"none", "full", "segments"}) {
+      for (const char* policy : {"none", "full", "selective", "segments"}) {
         RunSetup s = setup(2, 6, slots, micro);
         s.plan.order = AccumulationOrder::LayerMajor;
         s.policy = {.policy = policy, .segments = 2};

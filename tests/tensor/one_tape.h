@@ -74,6 +74,7 @@ struct OneTape {
   std::int64_t peak(Tag tag = Tag::Activations) const { return device.memory.peak(tag); }
 
   CpuDevice device;
+  Offloader offloader{device};
   Trace trace;
   ToyParams source;
   ParamView params;

@@ -16,7 +16,7 @@ constexpr std::int64_t N = 12, C = 8, F = 32;
 struct Setup {
   SavePlan plan;
   float dropout = 0;
-  bool frozen = false;
+  bool frozen = false, leaves = true, fetches = true;
   Allocator::Mode mode = Allocator::Mode::Real;
 };
 struct Result {
@@ -24,6 +24,7 @@ struct Result {
   Counts runs, reruns;
   double forward_flops = 0, recomputed_flops = 0;
   std::int64_t between = 0;                          // activation bytes from forward to backward
+  std::int64_t host = 0;                             // bytes in host memory then
   std::int64_t forward_peak = 0, backward_peak = 0;  // of activations
   std::vector<std::string> lines;                    // of backward
   std::vector<Allocator::Event> events;
@@ -41,7 +42,7 @@ Result train(const Setup& s) {
   OneTape t(toy_block_params("", C, F, s.frozen), s.mode);
   t.device.memory.log = &r.events;
   {
-    Tape tape(t.device, s.plan, {.seed = 3, .step = 1, .sequence = 5, .block = 2});
+    Tape tape(t.device, s.plan, {.seed = 3, .step = 1, .sequence = 5, .block = 2}, &t.offloader);
     {
       regather::Run run = t.recording(tape);
       Activations in{tape.input(t.activation({N, C}, 10), true), tape.input(documents(t), false)};
@@ -51,9 +52,12 @@ Result train(const Setup& s) {
       if (!t.device.meta()) r.y = values(y[0]);
     }
     r.forward_peak = t.peak();
+    if (s.leaves) tape.leave();
+    r.host = t.live(Tag::Host);
     r.between = t.live();
     t.device.memory.restart_peaks();
     t.trace.lines.clear();
+    if (s.fetches) tape.fetch();
     t.source.gather_again();
     Activations dx = tape.backward(t.params, {t.gradient({N, C}, 5), Tensor()}, t.grads);
     r.backward_peak = t.peak();
@@ -87,6 +91,16 @@ std::vector<SavePlan> many_plans() {
     plans.push_back(keep_all());
     plans.back().marks[mark] = Placement::Drop;
   }
+  for (const Placement p : {Placement::Keep, Placement::Drop}) {  // some or all of what is kept waits in host memory
+    plans.push_back({.unmarked = p, .inputs = Placement::Offload});
+    plans.push_back({.unmarked = p, .marks = {{"mid", Placement::Offload}, {"mlp.up", Placement::Offload}}});
+    plans.push_back({.unmarked = p,
+                     .inputs = Placement::Offload,
+                     .marks = {{"attn.core", Placement::Offload}, {"attn.qkv", Placement::Keep}},
+                     .order = Order::Ahead,
+                     .verify = true});
+  }
+  plans.push_back({.unmarked = Placement::Offload, .inputs = Placement::Offload, .order = Order::Eager});
   return plans;
 }
 
@@ -130,6 +144,43 @@ TEST(Tape, EveryPlanGivesTheSameBits) {
     }
 }
 
+TEST(Tape, OffloadedValuesComeBackHoweverLateTheyAreAskedFor) {
+  const Result reference = train({.plan = keep_all(), .dropout = 0.25F});
+  for (const SavePlan& plan : many_plans())
+    for (const bool leaves : {false, true})
+      for (const bool fetches : {false, true}) {
+        const Result r = train({.plan = plan, .dropout = 0.25F, .leaves = leaves, .fetches = fetches});
+        EXPECT_EQ(r.dx, reference.dx);
+        EXPECT_EQ(r.dparams, reference.dparams);
+      }
+}
+
+TEST(Tape, WhatIsOffloadedIsKeptAndLeavesTheDevice) {
+  constexpr std::int64_t f = sizeof(float) * N, doc = 1, x = C, mid = C, qkv = 3 * C, core = C, lse = 1, up = F;
+  const auto offload = [](std::vector<std::string> marks, Placement inputs = Placement::Keep) {
+    SavePlan plan = drop_all();
+    plan.inputs = inputs;
+    for (auto& mark : marks) plan.marks[mark] = Placement::Offload;
+    return plan;
+  };
+  const auto expect = [](const SavePlan& plan, std::int64_t device, std::int64_t host, std::vector<std::string> kept) {
+    const Result r = train({.plan = plan});
+    EXPECT_EQ(r.between, device);
+    EXPECT_EQ(r.host, host);
+    EXPECT_EQ(r.reruns, reruns(keep_only(std::move(kept))));
+  };
+  expect(offload({"attn.qkv"}), f * (x + doc), f * qkv, {"attn.qkv"});
+  expect(offload({"attn.core"}), f * (x + doc), f * (core + lse), {"attn.core"});  // with its statistics
+  expect(offload({"mid", "attn.out"}), f * (x + doc), f * mid, {"mid"});           // nobody reads attn.out
+  expect(offload({"mlp.up"}, Placement::Offload), 0, f * (x + doc + up), {"mlp.up"});
+  const Result all = train({.plan = {.unmarked = Placement::Offload, .inputs = Placement::Offload}});
+  EXPECT_EQ(all.between, 0);
+  EXPECT_EQ(all.host, train({.plan = keep_all()}).between);
+  EXPECT_EQ(all.reruns, Counts{});
+  // Not told to leave: it has set out, and is there as well.
+  EXPECT_EQ(train({.plan = offload({"mid"}), .leaves = false}).between, f * (x + doc + mid));
+}
+
 TEST(Tape, RerunsExactlyWhatBackwardLacks) {
   EXPECT_EQ(train({.plan = drop_all()}).runs,
             (Counts{{"norm", 2}, {"linear", 4}, {"attention", 1}, {"silu", 1}, {"add", 2}}));
@@ -139,9 +190,8 @@ TEST(Tape, RerunsExactlyWhatBackwardLacks) {
   EXPECT_EQ(reruns(keep_only({"attn.out"})),
             (Counts{{"norm", 2}, {"linear", 2}, {"attention", 1}, {"silu", 1}, {"add", 1}}));
   EXPECT_EQ(reruns(keep_only({"mid"})), (Counts{{"norm", 2}, {"linear", 2}, {"attention", 1}, {"silu", 1}}));
-  // All that is read but the norms' outputs, silu's and the statistics of attention, which come with its output.
-  EXPECT_EQ(reruns(keep_only({"mid", "attn.qkv", "attn.core", "mlp.up"})),
-            (Counts{{"norm", 2}, {"attention", 1}, {"silu", 1}}));
+  // All that is read but the norms' outputs and silu's. The statistics of attention are kept with its output.
+  EXPECT_EQ(reruns(keep_only({"mid", "attn.qkv", "attn.core", "mlp.up"})), (Counts{{"norm", 2}, {"silu", 1}}));
   SavePlan all_but_one = keep_all();
   all_but_one.marks["mlp.up"] = Placement::Drop;
   EXPECT_EQ(reruns(all_but_one), (Counts{{"linear", 1}}));
@@ -193,7 +243,12 @@ TEST(Tape, PeakOfActivationsFollowsTheClosedForm) {
 
   EXPECT_EQ(between(keep_all()), f * (x + doc + attention + mid + mlp));
   EXPECT_EQ(between(drop_all()), f * (x + doc));
-  EXPECT_EQ(between(keep_only({"mid", "attn.core"})), f * (x + doc + mid + core));
+  EXPECT_EQ(between(keep_only({"mid", "attn.core"})), f * (x + doc + mid + core + lse));
+  EXPECT_EQ(between(keep_only({"attn.out"})), f * (x + doc + C));
+  EXPECT_EQ(between(keep_only({"mid", "attn.out"})), f * (x + doc + mid)) << "with mid, nobody reads attn.out";
+  SavePlan no_core = keep_all();
+  no_core.marks["attn.core"] = Placement::Drop;
+  EXPECT_EQ(between(no_core), between(keep_all()) - f * (core + lse)) << "a mark drops the siblings, too";
 
   EXPECT_EQ(forward(keep_all()), f * (x + doc + attention + mid + mlp + down + y));
   EXPECT_EQ(forward(drop_all()), f * (x + doc + mid + up + act));  // silu: its input and output, x and mid

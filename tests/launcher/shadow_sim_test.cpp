@@ -1,0 +1,83 @@
+// What needs no gathered parameter runs while the gather is in flight.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <thread>
+
+#include "tests/launcher/faulty_block.h"
+#include "tests/launcher/training_run.h"
+
+namespace regather::testing {
+namespace {
+
+class Latch {
+ public:
+  void open() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+  bool wait() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(20), [&] { return open_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;
+};
+
+RunSetup one_slot(const PolicyOptions& policy) {
+  RunSetup s;
+  s.policy = policy;
+  s.plan.slots = 1;
+  s.prefetch = 0;
+  s.steps = 1;
+  return s;
+}
+
+// Rank 1 comes to the gather of block 1 only after rank 0 has rerun the first operation of block 1: if that waited for
+// the gather, nobody would go on.
+TEST(Shadow, TheFirstRerunDoesNotWaitForTheGather) {
+  const RunSetup s = one_slot({.policy = "full"});
+  Latch latch;
+  bool reached = true;
+  double hidden = 0;
+  run_ranks(2, {}, [&](Communicator& comm) {
+    CpuDevice device;
+    Model model = make_model(s.model);
+    const bool first = comm.rank() == 0;
+    int executions = 0;  // the second one is the backward's
+    put_fault(model, first ? 1 : 2, [&](std::uint64_t, float*, std::int64_t) {
+      if (++executions != 2) return;
+      if (first) {
+        latch.open();
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      } else {
+        reached = latch.wait();
+      }
+    });
+    Trainer trainer(model, device, comm, trainer_options(s));
+    const Batch batch = make_batch(device.memory, s, comm.rank(), 2, 0, 0);
+    const StepReport report = trainer.step({&batch, 1});
+    if (first) hidden = report.hidden_seconds;
+  });
+  EXPECT_TRUE(reached);
+  EXPECT_GE(hidden, 1e-3);
+}
+
+TEST(Shadow, NothingIsHiddenWhereNothingIsRerun) {
+  const RunSetup s = one_slot({.policy = "none"});
+  run_ranks(2, {}, [&](Communicator& comm) {
+    CpuDevice device;
+    const Model model = make_model(s.model);
+    Trainer trainer(model, device, comm, trainer_options(s));
+    const Batch batch = make_batch(device.memory, s, comm.rank(), 2, 0, 0);
+    EXPECT_EQ(trainer.step({&batch, 1}).hidden_seconds, 0);
+  });
+}
+
+}  // namespace
+}  // namespace regather::testing
