@@ -1,6 +1,6 @@
 # What CUDA code needs here: it is compiled by the host's compiler onto the emulator of its tests (tests/cuda_emu), for which
 # NVIDIA's headers are enough: from a toolkit, or from where `./setup --cuda-headers` puts them.
-option(REGATHER_CUDA_EMULATOR_REQUIRED "Fail without what the CUDA emulator's tests need, instead of leaving them out" OFF)
+option(REGATHER_CUDA_EMULATOR_REQUIRED "Fail without what the CUDA emulator's tests need, instead of leaving them out" "$ENV{REGATHER_CUDA_EMULATOR_REQUIRED}")
 
 file(GLOB regather_cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tensor/cuda/*.cpp")
 
