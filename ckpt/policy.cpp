@@ -13,6 +13,7 @@ constexpr Policy kPolicies[] = {
     {"segments", "only the first input of each segment of blocks is kept; two extra forwards", make_segments},
     {"layers", "the listed blocks keep their input only, the others everything", make_layers},
     {"selective", "every block keeps its input and the marked values that `keep` names", make_selective},
+    {"budget", "every block keeps what was planned for it: the fastest step within a budget of memory", make_budget},
 };
 
 constexpr std::string_view kInput = "input";

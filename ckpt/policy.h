@@ -36,6 +36,7 @@ struct PolicyOptions {
   std::vector<KeepRule> keep{{.keep = {"attn.out"}}};
   std::vector<Marks> marks{};    // of each block (marks_of); for `keep` and `offload`
   OffloadOptions offload{};      // no names: nothing is offloaded
+  std::vector<SavePlan> planned{};  // budget: of each block
   std::optional<Order> order{};  // none: the policy's own choice
 };
 
@@ -61,6 +62,7 @@ CheckpointPlan make_every_n_layers(const PolicyOptions& options, int blocks);
 CheckpointPlan make_layers(const PolicyOptions& options, int blocks);
 CheckpointPlan make_segments(const PolicyOptions& options, int blocks);
 CheckpointPlan make_selective(const PolicyOptions& options, int blocks);
+CheckpointPlan make_budget(const PolicyOptions& options, int blocks);
 // The given blocks keep nothing but their input, the others everything.
 CheckpointPlan checkpoint_blocks(std::vector<int> checkpointed, const PolicyOptions& options, int blocks);
 

@@ -126,11 +126,13 @@ void StackRunner::step(std::span<const MicroBatch> batches, std::uint64_t step, 
   Guard guard{*this};
   Flow flow(batches.size());
   for (std::size_t t = 0; t < plan_.entries.size(); ++t) {
+    if (before_action) before_action(t);
     make_resident(plan_.entries[t]);
     run(t, batches, step, flow, on_loss);
     if (options_.strategy == Strategy::Full)
       for (ShardUnit* unit : pointers(plan_.entries[t].evicts_after)) unit->evict();
   }
+  if (before_action) before_action(plan_.entries.size());
   for (auto& unit : units_) unit->finish_reduction();
   guard.done = true;
 }

@@ -44,6 +44,8 @@ class StackRunner {
   std::vector<std::unique_ptr<ShardUnit>>& units() { return units_; }
   const StepPlan& plan() const { return plan_; }
   const Offloader& offloader() const { return offloader_; }
+  // When set: called before each entry of a step's plan, and with their number after the last. For measurements.
+  std::function<void(std::size_t)> before_action;
   Ledger::Entries expected() const;  // the communication of step() and, where parameters are replicated, of the refresh
   Ledger::Entries expected_of_evaluation(std::int64_t batches) const;  // of so many calls of evaluate()
 

@@ -39,11 +39,11 @@ ShardedOptimizer::ShardedOptimizer(std::span<const std::unique_ptr<ShardUnit>> u
 }
 
 void ShardedOptimizer::step(double lr, double gradient_scale, std::int64_t step) {
-  if (device_.meta()) return;
   const bool is_sgd = options_.type == OptimizerOptions::Type::Sgd;
   const Timed timed(device_.recorder, [&] {
     return interval(is_sgd ? "sgd" : "adamw", is_sgd ? kSgdBytes : kAdamwBytes, states_, &ShardUnit::updated);
   });
+  if (device_.meta()) return;
   for (State& state : states_)
     for (const ShardUnit::OwnedPiece& piece : state.unit->updated()) {
       const bool decays = state.unit->table()[static_cast<std::size_t>(piece.param)].decay;
@@ -68,9 +68,9 @@ void ShardedOptimizer::step(double lr, double gradient_scale, std::int64_t step)
 
 double ShardedOptimizer::gradient_squares() const {
   double sum = 0;
-  if (device_.meta()) return sum;
   const Timed timed(device_.recorder,
                     [&] { return interval("gradient norm", kSumOfSquaresBytes, states_, &ShardUnit::normed); });
+  if (device_.meta()) return sum;
   for (const State& state : states_)
     for (const ShardUnit::OwnedPiece& piece : state.unit->normed()) sum += sum_of_squares(piece.gradient, piece.size);
   return sum;

@@ -8,9 +8,13 @@
 #include <optional>
 
 #include "dist/communicator.h"
+#include "launcher/calibrate.h"
 #include "launcher/compare.h"
 #include "launcher/config.h"
 #include "launcher/config_value.h"
+#include "launcher/fit.h"
+#include "launcher/keep_plan.h"
+#include "launcher/plan.h"
 #include "launcher/preflight.h"
 #include "launcher/profile.h"
 #include "launcher/progress.h"
@@ -24,17 +28,17 @@ namespace regather {
 namespace {
 
 // Commands that other builds have; refused by name, so that a typo is told apart from what is missing.
-constexpr std::array<std::string_view, 8> kNotInThisBuild = {"fit",     "plan",     "export", "import",
-                                                             "inspect", "tokenize", "sample", "report"};
+constexpr std::array<std::string_view, 6> kNotInThisBuild = {"export",   "import", "inspect",
+                                                             "tokenize", "sample", "report"};
 
 constexpr std::string_view kHelp =
     R"(regather {}: sharded training with activation checkpointing in the shards
 
   regather train CONFIG     trains; every process of mpirun or srun is a rank
-  regather compare CONFIG   a few steps under each checkpoint policy: what it
-                            costs, what it saves, and that the numbers are equal
-  regather check CONFIG     refuses what train would, says what it would do, and
-                            prints the effective configuration
+  regather compare CONFIG   a few steps under each checkpoint policy, side by side
+  regather plan CONFIG      what a step needs on any number of ranks, beforehand
+  regather fit CONFIG       the longest sequence, largest micro-batch in --memory
+  regather check CONFIG     refuses what train would; prints what is in effect
   regather help [KEY]       all keys, or one key or section
   regather --version
 
@@ -42,24 +46,26 @@ CONFIG is a YAML file; configs/quickstart.yaml is one to begin with. On 2 ranks:
 
   tools/mpirun 2 build/cpu/regather train configs/quickstart.yaml
 
-tools/mpirun (installed: regather_mpirun) is mpirun for root, containers and
-more ranks than cores, too. Without it there is one rank.
-
   --set a.b=v       replaces one key of the file; again for another key
   --overwrite       train, compare: replaces what an earlier one wrote
   --profile         train: where a step's time went; trace.json for Perfetto
-  --json FILE       a copy of summary.json, compare.json or the configuration
-  --policies a,b    compare: which; --steps N, --rounds N: for how long
+  --json FILE       a copy of what was found, as JSON
+  --policies a,b    compare, fit: which; --steps N, --rounds N: for how long
+  --world N         plan: ranks; --bandwidth B: of their link; --picture FILE
+  --calibrate       plan: first measures what operations cost, on all ranks
+  --memory 2GiB     fit: of a rank; --no-confirm: trains no step at the answer
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 out of memory, 4 a peer vanished
 )";
 
 struct Arguments {
-  enum class Command { Help, Version, Train, Compare, Check, HelpOnKey, Markdown } command = Command::Help;
+  enum class Command { Help, Version, Train, Compare, Plan, Fit, Check, HelpOnKey, Markdown } command = Command::Help;
   std::string config, key;
   std::vector<std::string> sets;
   TrainOptions train;
   CompareOptions compare;
+  PlanOptions plan;
+  FitOptions fit;
 };
 
 std::optional<int> whole(const char* text) {
@@ -77,10 +83,10 @@ void refuse_unknown_command(int argc, char** argv) {
     if (command == missing)
       throw UsageError(fmt::format("{}: not available in this build; see regather --help", command));
   }
-  const std::vector<std::string> known = {"train", "compare", "check", "help"};
+  const std::vector<std::string> known = {"train", "compare", "plan", "fit", "check", "help"};
   if (std::find(known.begin(), known.end(), command) != known.end()) return;
   const std::string near = nearest(command, known);
-  throw UsageError(fmt::format("{}: unknown command; allowed: train, compare, check, help{}", command,
+  throw UsageError(fmt::format("{}: unknown command; allowed: train, compare, plan, fit, check, help{}", command,
                                near.empty() ? "" : fmt::format("; did you mean {}?", near)));
 }
 
@@ -97,6 +103,19 @@ std::string unexpected(const CLI::App& app) {
                      near.empty() ? "see regather --help" : fmt::format("did you mean {}?", near));
 }
 
+void add_planning_options(CLI::App& plan, CLI::App& fit, Arguments& to) {
+  plan.add_option("--world", to.plan.world)->check(CLI::Range(1, 1 << 20));
+  plan.add_option_function<std::uint64_t>("--bandwidth",
+                                          [&](std::uint64_t b) { to.plan.bandwidth = static_cast<double>(b); })
+      ->transform(CLI::AsSizeValue(true));
+  plan.add_flag("--calibrate", to.plan.calibrate);
+  plan.add_option("--picture", to.plan.picture_file);
+  fit.add_option_function<std::uint64_t>("--memory",
+                                         [&](std::uint64_t b) { to.fit.memory = static_cast<std::int64_t>(b); })
+      ->transform(CLI::AsSizeValue(false));
+  fit.add_flag_callback("--no-confirm", [&] { to.fit.confirm = FitOptions::Confirm::No; });
+}
+
 Arguments parse_arguments(int argc, char** argv) {
   refuse_unknown_command(argc, argv);
   Arguments arguments;
@@ -107,9 +126,11 @@ Arguments parse_arguments(int argc, char** argv) {
   app.add_flag("--version", version);
   CLI::App* train = app.add_subcommand("train");
   CLI::App* compare = app.add_subcommand("compare");
+  CLI::App* plan = app.add_subcommand("plan");
+  CLI::App* fit = app.add_subcommand("fit");
   CLI::App* check = app.add_subcommand("check");
   CLI::App* on_key = app.add_subcommand("help");
-  for (CLI::App* command : {train, compare, check}) {
+  for (CLI::App* command : {train, compare, plan, fit, check}) {
     command->set_help_flag();
     command->add_flag("-h,--help", help);
     command->add_option("CONFIG", arguments.config);
@@ -118,9 +139,11 @@ Arguments parse_arguments(int argc, char** argv) {
   }
   for (CLI::App* command : {train, compare}) command->add_flag("--overwrite", arguments.train.overwrite);
   train->add_flag("--profile", arguments.train.profile);
-  compare->add_option("--policies", arguments.compare.policies)->delimiter(',')->allow_extra_args(false);
+  for (CLI::App* command : {compare, fit})
+    command->add_option("--policies", arguments.compare.policies)->delimiter(',')->allow_extra_args(false);
   compare->add_option("--steps", arguments.compare.steps)->check(CLI::Range(1, 1'000'000));
   compare->add_option("--rounds", arguments.compare.rounds)->check(CLI::Range(1, 1'000));
+  add_planning_options(*plan, *fit, arguments);
   on_key->set_help_flag();
   on_key->add_flag("-h,--help", help);
   on_key->add_option("KEY", arguments.key);
@@ -142,7 +165,13 @@ Arguments parse_arguments(int argc, char** argv) {
   } else if (on_key->parsed()) {
     arguments.command = markdown ? Command::Markdown : Command::HelpOnKey;
   } else {
-    arguments.command = train->parsed() ? Command::Train : compare->parsed() ? Command::Compare : Command::Check;
+    arguments.command = train->parsed()     ? Command::Train
+                        : compare->parsed() ? Command::Compare
+                        : plan->parsed()    ? Command::Plan
+                        : fit->parsed()     ? Command::Fit
+                                            : Command::Check;
+    if (fit->parsed() && arguments.fit.memory == 0)
+      throw UsageError("--memory is missing: bytes of a rank, such as 2GiB; see regather --help");
     if (arguments.config.empty()) throw UsageError("CONFIG is missing: the YAML file of the run; see regather --help");
   }
   return arguments;
@@ -170,7 +199,7 @@ std::string describe_run(const Config& config, const LaunchPlace& place) {
   require_place(config, place);
   const std::int64_t ranks = ranks_of(config, place);
   const RunInputs inputs(config, static_cast<int>(ranks));
-  const MemoryForecast forecast = forecast_memory(config, inputs.model, 0, static_cast<int>(ranks));
+  const StepForecast forecast = forecast_step(config, inputs.model, 0, static_cast<int>(ranks));
   require_memory(config, forecast, static_cast<int>(ranks));
   RunFolder::require_usable(config.output, RunFolder::Existing::Overwrite);
   const ParameterCounts parameters = parameter_counts(inputs.model);
@@ -189,10 +218,33 @@ std::string describe_run(const Config& config, const LaunchPlace& place) {
 }
 
 std::string check_config(const Arguments& arguments, const LaunchPlace& place, const ModelRegistry& models) {
-  const Config config = load_config(arguments.config, arguments.sets, models);
-  const std::string run = with_places(config, [&] { return describe_run(config, place); });
+  const Config written = load_config(arguments.config, arguments.sets, models);
+  Config config = written;
+  const std::string run = with_places(written, [&] {
+    require_place(written, place);
+    const int ranks = static_cast<int>(ranks_of(written, place));
+    if (written.activation_checkpointing.policy == "budget")
+      config = settled(written, make_model(written.model), ranks, costs_for(written, ranks));
+    return describe_run(config, place);
+  });
   if (place.rank == 0 && !arguments.train.json_file.empty()) write_file(arguments.train.json_file, to_json(config));
   return fmt::format("# {}: valid\n{}{}", arguments.config, run, to_yaml(config));
+}
+
+// With --calibrate the ranks that run are those that are planned for.
+PlanOptions plan_options(const Arguments& arguments, const Config& config, const LaunchPlace& place) {
+  PlanOptions options = arguments.plan;
+  options.name = arguments.config;
+  options.json_file = arguments.train.json_file;
+  if (options.calibrate) {
+    require_place(config, place);
+    const std::int64_t running = ranks_are_threads(config) ? config.communication.sim_ranks : place.ranks;
+    if (options.world != 0 && options.world != running)
+      throw UsageError(fmt::format("--world: value {}, but --calibrate measures the {} ranks that run; allowed: {}",
+                                   options.world, running, running));
+  }
+  if (options.world == 0) options.world = ranks_of(config, place);
+  return options;
 }
 
 // Everything before the ranks run, which is all there is to the other commands; what to run, if that was asked for.
@@ -200,6 +252,8 @@ struct Training {
   Config config;
   TrainOptions options;
   std::optional<CompareOptions> compare{};  // then the policies are compared instead
+  std::optional<PlanOptions> plan{};        // then operations are measured, and a plan is made
+  std::optional<FitOptions> fit{};          // then sizes are searched for
 };
 std::optional<Training> prepare(int argc, char** argv, const LaunchPlace& place, const ModelRegistry& models) {
   const Arguments arguments = parse_arguments(argc, argv);
@@ -211,6 +265,22 @@ std::optional<Training> prepare(int argc, char** argv, const LaunchPlace& place,
     case Arguments::Command::HelpOnKey: text = help_on(arguments.key, models); break;
     case Arguments::Command::Markdown: text = configuration_markdown(); break;
     case Arguments::Command::Check: text = check_config(arguments, place, models); break;
+    case Arguments::Command::Plan: {
+      Config config = load_config(arguments.config, arguments.sets, models);
+      const PlanOptions options = plan_options(arguments, config, place);
+      if (options.calibrate) return Training{std::move(config), arguments.train, {}, options};
+      if (place.rank == 0) text = plan_text(config, options);
+      break;
+    }
+    case Arguments::Command::Fit: {
+      Config config = load_config(arguments.config, arguments.sets, models);
+      require_place(config, place);
+      FitOptions options = arguments.fit;
+      options.name = arguments.config;
+      options.policies = arguments.compare.policies;
+      options.json_file = arguments.train.json_file;
+      return Training{std::move(config), arguments.train, {}, {}, options};
+    }
     case Arguments::Command::Compare:
     case Arguments::Command::Train: {
       Config config = load_config(arguments.config, arguments.sets, models);
@@ -294,6 +364,8 @@ int run_command_line(int argc, char** argv, const LaunchPlace& place,
   }
   try {
     if (!train) return 0;
+    if (train->fit) return run_fit(train->config, *train->fit, report);
+    if (train->plan) return run_plan(train->config, *train->plan, report);
     if (train->compare) return run_compare(train->config, *train->compare, report);
     return run_training(train->config, train->options, report);
   } catch (Error& e) {  // before there was a communicator: MPI could not be started

@@ -8,7 +8,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "launcher/calibrate.h"
 #include "launcher/config_value.h"
+#include "launcher/keep_plan.h"
 #include "launcher/machine.h"
 #include "tensor/recorder.h"
 
@@ -211,7 +213,7 @@ std::vector<Batch> PolicyMeasurement::batches(std::int64_t step) {
 
 // A policy that will not fit is refused before it runs, by the same decision on every rank.
 void PolicyMeasurement::plan(PolicyResult& result, const Config& config) {
-  const MemoryForecast forecast = forecast_memory(config, inputs_.model, comm_.rank(), comm_.size());
+  const StepForecast forecast = forecast_step(config, inputs_.model, comm_.rank(), comm_.size());
   const Json mine = {host_name(), available_memory(),
                      to_json(MemoryPeak{forecast.peak, forecast.at_peak, forecast.peak_of})};
   std::map<std::string, std::int64_t> needs, available;
@@ -335,6 +337,8 @@ Comparison PolicyMeasurement::run() {
   std::vector<Config> configs;
   for (const std::string& policy : options_.policies.empty() ? default_policies(config_) : options_.policies) {
     configs.push_back(with_policy(config_, policy));
+    if (policy == "budget")
+      configs.back() = settled(configs.back(), inputs_.model, comm_.size(), costs_for(config_, comm_));
     PolicyResult& result = comparison.policies.emplace_back();
     result.policy = policy;
     result.detail = describe_checkpointing(configs.back());
@@ -385,6 +389,9 @@ Config with_policy(const Config& config, const std::string& policy) {
     throw UsageError(fmt::format("--policies: value '{}' is not a policy; allowed: {}{}", policy,
                                  fmt::join(available, ", "), near.empty() ? "" : "; did you mean " + near + "?"));
   }
+  // Left to the plan of policy budget; others have what is usual.
+  if (policy != "budget" && copy.sharding.resident_slots == 0)
+    copy.sharding.resident_slots = std::min(ShardingConfig().resident_slots, copy.model.layers);
   with_context([&] { return "--policies " + policy; }, [&] { validate(copy); });
   return copy;
 }

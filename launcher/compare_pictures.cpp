@@ -20,28 +20,6 @@ struct Kind {
 constexpr std::array kStack = {Kind{Tag::Parameters, "#4c6a92"}, Kind{Tag::Gradients, "#7f9dc4"},
                                Kind{Tag::Optimizer, "#b9cbe2"},  Kind{Tag::Activations, "#e07b39"},
                                Kind{Tag::Workspace, "#ecc65a"},  Kind{Tag::Gathered, "#6fb08c"}};
-constexpr std::string_view kInk = "#2b2f36", kFaint = "#6b727d", kGrid = "#e4e7eb", kPanel = "#fafbfc",
-                           kLimit = "#b3261e";
-
-// Bytes on an axis: one unit for all of it.
-struct ByteUnit {
-  double bytes;
-  std::string_view name;
-};
-ByteUnit unit_for(double largest) {
-  static constexpr std::array kUnits = {ByteUnit{1.0, "B"}, ByteUnit{0x1p10, "KiB"}, ByteUnit{0x1p20, "MiB"},
-                                        ByteUnit{0x1p30, "GiB"}};
-  ByteUnit unit = kUnits[0];
-  for (const ByteUnit& u : kUnits)
-    if (largest >= 2 * u.bytes) unit = u;
-  return unit;
-}
-
-// A linear scale from values to pixels.
-struct Scale {
-  double low, high, at_low, at_high;
-  double operator()(double value) const { return at_low + (value - low) / (high - low) * (at_high - at_low); }
-};
 
 double total(const BytesByTag& live) {
   double sum = 0;
@@ -59,7 +37,7 @@ constexpr double kPanelWidth = 420, kPanelHeight = 190, kLeft = 64, kGap = 34, k
 
 struct MemoryScales {
   AxisTicks bytes, seconds;
-  ByteUnit unit;
+  SvgByteUnit unit;
 };
 
 MemoryScales memory_scales(const Comparison& c) {
@@ -70,20 +48,20 @@ MemoryScales memory_scales(const Comparison& c) {
   }
   const auto limit = static_cast<double>(c.memory_limit);
   if (limit > most && limit < 1.6 * most) most = limit;
-  const ByteUnit unit = unit_for(most);
+  const SvgByteUnit unit = svg_byte_unit(most);
   return {axis_ticks(0, 1.08 * most / unit.bytes, 5), axis_ticks(0, longest, 6), unit};
 }
 
 void legend(SvgCanvas& canvas, double x, double y) {
   for (auto kind = kStack.rbegin(); kind != kStack.rend(); ++kind) {
     canvas.rectangle(x, y - 10, 12, 12, kind->colour);
-    canvas.text({x + 17, y}, name_of(kind->tag), {.size = 12, .colour = kInk});
+    canvas.text({x + 17, y}, name_of(kind->tag), {.size = 12, .colour = kSvgInk});
     x += 17 + svg_width(name_of(kind->tag), 12) + 20;
   }
 }
 
 // One outline a kind; a step changes at a moment, so lines are horizontal or vertical.
-void draw_stack(SvgCanvas& canvas, const MemoryTimeline& timeline, const Scale& x, const Scale& y, double unit) {
+void draw_stack(SvgCanvas& canvas, const MemoryTimeline& timeline, const SvgScale& x, const SvgScale& y, double unit) {
   std::vector<double> below(timeline.points.size(), 0.0);
   for (const Kind& kind : kStack) {
     std::vector<SvgPoint> top, bottom;
@@ -102,7 +80,7 @@ void draw_stack(SvgCanvas& canvas, const MemoryTimeline& timeline, const Scale& 
   }
 }
 
-void draw_phases(SvgCanvas& canvas, const MemoryTimeline& timeline, const Scale& x, const Scale& y) {
+void draw_phases(SvgCanvas& canvas, const MemoryTimeline& timeline, const SvgScale& x, const SvgScale& y) {
   if (timeline.backward_begin == 0) return;
   const std::array<std::pair<std::string_view, double>, 4> phases = {{{"forward", 0.0},
                                                                       {"backward", timeline.backward_begin},
@@ -110,46 +88,46 @@ void draw_phases(SvgCanvas& canvas, const MemoryTimeline& timeline, const Scale&
                                                                       {"", timeline.seconds}}};
   for (std::size_t i = 0; i + 1 < phases.size(); ++i) {
     const double from = x(phases[i].second), to = x(phases[i + 1].second);
-    if (i > 0) canvas.line({from, y.at_low}, {from, y.at_high}, {.colour = kFaint, .width = 0.8, .dashes = "2 3"});
+    if (i > 0) canvas.line({from, y.at_low}, {from, y.at_high}, {.colour = kSvgFaint, .width = 0.8, .dashes = "2 3"});
     if (to - from > svg_width(phases[i].first, 10))
       canvas.text({(from + to) / 2, y.at_high + 12}, phases[i].first,
-                  {.size = 10, .colour = kFaint, .anchor = SvgAnchor::Middle});
+                  {.size = 10, .colour = kSvgFaint, .anchor = SvgAnchor::Middle});
   }
 }
 
 void draw_panel(SvgCanvas& canvas, const Comparison& c, const PolicyResult& p, const MemoryScales& s, double left,
                 double top) {
-  const Scale x{s.seconds.low, s.seconds.high, left, left + kPanelWidth};
-  const Scale y{s.bytes.low, s.bytes.high, top + kPanelHeight, top};
-  canvas.text({left, top - 10}, p.policy, {.size = 14, .colour = kInk, .bold = true});
-  canvas.rectangle(left, top, kPanelWidth, kPanelHeight, kPanel);
+  const SvgScale x{s.seconds.low, s.seconds.high, left, left + kPanelWidth};
+  const SvgScale y{s.bytes.low, s.bytes.high, top + kPanelHeight, top};
+  canvas.text({left, top - 10}, p.policy, {.size = 14, .colour = kSvgInk, .bold = true});
+  canvas.rectangle(left, top, kPanelWidth, kPanelHeight, kSvgPanel);
   for (const double tick : s.bytes.values)
-    canvas.line({left, y(tick)}, {left + kPanelWidth, y(tick)}, {.colour = kGrid});
+    canvas.line({left, y(tick)}, {left + kPanelWidth, y(tick)}, {.colour = kSvgGrid});
   if (p.ran()) {
     canvas.text({left + kPanelWidth, top - 10},
                 fmt::format("peak {}, step {:.2f} s", human_bytes(p.measured.total), p.timeline.seconds),
-                {.size = 12, .colour = kFaint, .anchor = SvgAnchor::End});
+                {.size = 12, .colour = kSvgFaint, .anchor = SvgAnchor::End});
     draw_stack(canvas, thinned(p.timeline, 800), x, y, s.unit.bytes);
     draw_phases(canvas, p.timeline, x, y);
   } else {
     canvas.text({left + kPanelWidth / 2, top + kPanelHeight / 2 - 8}, "not run",
-                {.size = 14, .colour = kLimit, .anchor = SvgAnchor::Middle, .bold = true});
+                {.size = 14, .colour = kSvgLimit, .anchor = SvgAnchor::Middle, .bold = true});
     canvas.text({left + kPanelWidth / 2, top + kPanelHeight / 2 + 12}, p.refused,
-                {.size = 11, .colour = kFaint, .anchor = SvgAnchor::Middle});
+                {.size = 11, .colour = kSvgFaint, .anchor = SvgAnchor::Middle});
   }
   const double limit = static_cast<double>(c.memory_limit) / s.unit.bytes;
   if (c.memory_limit > 0 && limit <= s.bytes.high) {
-    canvas.line({left, y(limit)}, {left + kPanelWidth, y(limit)}, {.colour = kLimit, .width = 1.2, .dashes = "6 3"});
+    canvas.line({left, y(limit)}, {left + kPanelWidth, y(limit)}, {.colour = kSvgLimit, .width = 1.2, .dashes = "6 3"});
     canvas.text({left + kPanelWidth - 4, y(limit) - 4}, "memory.limit " + human_bytes(c.memory_limit),
-                {.size = 10, .colour = kLimit, .anchor = SvgAnchor::End});
+                {.size = 10, .colour = kSvgLimit, .anchor = SvgAnchor::End});
   }
-  canvas.line({left, y.at_low}, {left + kPanelWidth, y.at_low}, {.colour = kFaint});
+  canvas.line({left, y.at_low}, {left + kPanelWidth, y.at_low}, {.colour = kSvgFaint});
 }
 
 void draw_axes(SvgCanvas& canvas, const MemoryScales& s, double left, double top, bool bytes, bool seconds) {
-  const Scale x{s.seconds.low, s.seconds.high, left, left + kPanelWidth};
-  const Scale y{s.bytes.low, s.bytes.high, top + kPanelHeight, top};
-  const SvgFont label{.size = 11, .colour = kFaint};
+  const SvgScale x{s.seconds.low, s.seconds.high, left, left + kPanelWidth};
+  const SvgScale y{s.bytes.low, s.bytes.high, top + kPanelHeight, top};
+  const SvgFont label{.size = 11, .colour = kSvgFaint};
   if (bytes) {
     for (const double tick : s.bytes.values) {
       SvgFont font = label;
@@ -157,17 +135,17 @@ void draw_axes(SvgCanvas& canvas, const MemoryScales& s, double left, double top
       canvas.text({left - 7, y(tick) + 4}, tick_label(tick, s.bytes.step), font);
     }
     canvas.text({left - 46, top + kPanelHeight / 2}, fmt::format("memory of a rank, {}", s.unit.name),
-                {.size = 12, .colour = kInk, .anchor = SvgAnchor::Middle, .rotate = -90});
+                {.size = 12, .colour = kSvgInk, .anchor = SvgAnchor::Middle, .rotate = -90});
   }
   for (const double tick : s.seconds.values) {
-    canvas.line({x(tick), y.at_low}, {x(tick), y.at_low + 4}, {.colour = kFaint});
+    canvas.line({x(tick), y.at_low}, {x(tick), y.at_low + 4}, {.colour = kSvgFaint});
     SvgFont font = label;
     font.anchor = SvgAnchor::Middle;
     canvas.text({x(tick), y.at_low + 17}, tick_label(tick, s.seconds.step), font);
   }
   if (seconds)
     canvas.text({left + kPanelWidth / 2, y.at_low + 35}, "time in the step, s",
-                {.size = 12, .colour = kInk, .anchor = SvgAnchor::Middle});
+                {.size = 12, .colour = kSvgInk, .anchor = SvgAnchor::Middle});
 }
 
 }  // namespace
@@ -197,8 +175,8 @@ std::string memory_picture(const Comparison& c) {
   const std::string title = "Memory of a rank over one step";
   SvgCanvas canvas(width, height, title,
                    "One panel for each checkpoint policy; bytes that are live, stacked by kind, over time.");
-  canvas.text({16, 28}, title, {.size = 18, .colour = kInk, .bold = true});
-  canvas.text({16, 47}, subtitle(c), {.size = 12, .colour = kFaint});
+  canvas.text({16, 28}, title, {.size = 18, .colour = kSvgInk, .bold = true});
+  canvas.text({16, 47}, subtitle(c), {.size = 12, .colour = kSvgFaint});
   legend(canvas, 16, 70);
   const MemoryScales scales = memory_scales(c);
   for (std::size_t i = 0; i < c.policies.size(); ++i) {
@@ -261,8 +239,8 @@ std::string time_picture(const Comparison& c) {
   const std::string title = "Time of a step against peak memory";
   SvgCanvas canvas(kWidth, kHeight, title,
                    "One point for each checkpoint policy: to the left is less memory, below is faster.");
-  canvas.text({16, 28}, title, {.size = 18, .colour = kInk, .bold = true});
-  canvas.text({16, 47}, subtitle(c), {.size = 12, .colour = kFaint});
+  canvas.text({16, 28}, title, {.size = 18, .colour = kSvgInk, .bold = true});
+  canvas.text({16, 47}, subtitle(c), {.size = 12, .colour = kSvgFaint});
   std::vector<const PolicyResult*> ran;
   std::string refused;
   for (const PolicyResult& p : c.policies) {
@@ -271,10 +249,10 @@ std::string time_picture(const Comparison& c) {
     else
       refused += fmt::format("{}{}", refused.empty() ? "not run, does not fit: " : ", ", p.policy);
   }
-  canvas.rectangle(kX0, kY1, kX1 - kX0, kY0 - kY1, kPanel);
+  canvas.rectangle(kX0, kY1, kX1 - kX0, kY0 - kY1, kSvgPanel);
   if (ran.empty()) {
     canvas.text({(kX0 + kX1) / 2, (kY0 + kY1) / 2}, "no policy fits",
-                {.size = 14, .colour = kLimit, .anchor = SvgAnchor::Middle, .bold = true});
+                {.size = 14, .colour = kSvgLimit, .anchor = SvgAnchor::Middle, .bold = true});
     return canvas.finish();
   }
   double least = 1e300, most = 0, fastest = 1e300, slowest = 0;
@@ -286,30 +264,30 @@ std::string time_picture(const Comparison& c) {
   }
   const auto limit = static_cast<double>(c.memory_limit);
   if (limit > most && limit < 1.3 * most) most = limit;
-  const ByteUnit unit = unit_for(most);
+  const SvgByteUnit unit = svg_byte_unit(most);
   const Range memory = padded(least / unit.bytes, most / unit.bytes), time = padded(fastest, slowest);
   const AxisTicks bytes = axis_ticks(memory.low, memory.high, 7), seconds = axis_ticks(time.low, time.high, 8);
-  const Scale x{bytes.low, bytes.high, kX0, kX1}, y{seconds.low, seconds.high, kY0, kY1};
+  const SvgScale x{bytes.low, bytes.high, kX0, kX1}, y{seconds.low, seconds.high, kY0, kY1};
   for (const double tick : bytes.values) {
-    canvas.line({x(tick), kY0}, {x(tick), kY1}, {.colour = kGrid});
+    canvas.line({x(tick), kY0}, {x(tick), kY1}, {.colour = kSvgGrid});
     canvas.text({x(tick), kY0 + 18}, tick_label(tick, bytes.step),
-                {.size = 11, .colour = kFaint, .anchor = SvgAnchor::Middle});
+                {.size = 11, .colour = kSvgFaint, .anchor = SvgAnchor::Middle});
   }
   for (const double tick : seconds.values) {
-    canvas.line({kX0, y(tick)}, {kX1, y(tick)}, {.colour = kGrid});
+    canvas.line({kX0, y(tick)}, {kX1, y(tick)}, {.colour = kSvgGrid});
     canvas.text({kX0 - 8, y(tick) + 4}, tick_label(tick, seconds.step),
-                {.size = 11, .colour = kFaint, .anchor = SvgAnchor::End});
+                {.size = 11, .colour = kSvgFaint, .anchor = SvgAnchor::End});
   }
-  canvas.line({kX0, kY0}, {kX1, kY0}, {.colour = kFaint});
-  canvas.line({kX0, kY0}, {kX0, kY1}, {.colour = kFaint});
+  canvas.line({kX0, kY0}, {kX1, kY0}, {.colour = kSvgFaint});
+  canvas.line({kX0, kY0}, {kX0, kY1}, {.colour = kSvgFaint});
   canvas.text({(kX0 + kX1) / 2, kY0 + 40}, fmt::format("peak memory of a rank, {} (less to the left)", unit.name),
-              {.size = 12, .colour = kInk, .anchor = SvgAnchor::Middle});
+              {.size = 12, .colour = kSvgInk, .anchor = SvgAnchor::Middle});
   canvas.text({26, (kY0 + kY1) / 2}, "time of a step, s (faster below)",
-              {.size = 12, .colour = kInk, .anchor = SvgAnchor::Middle, .rotate = -90});
+              {.size = 12, .colour = kSvgInk, .anchor = SvgAnchor::Middle, .rotate = -90});
   if (limit > 0 && limit / unit.bytes >= bytes.low && limit / unit.bytes <= bytes.high) {
     const double at = x(limit / unit.bytes);
-    canvas.line({at, kY0}, {at, kY1}, {.colour = kLimit, .width = 1.2, .dashes = "6 3"});
-    canvas.text({at - 5, kY1 + 14}, "memory.limit", {.size = 10, .colour = kLimit, .anchor = SvgAnchor::End});
+    canvas.line({at, kY0}, {at, kY1}, {.colour = kSvgLimit, .width = 1.2, .dashes = "6 3"});
+    canvas.text({at - 5, kY1 + 14}, "memory.limit", {.size = 10, .colour = kSvgLimit, .anchor = SvgAnchor::End});
   }
   Labels labels{{kX0, kY1, kX1 - kX0, kY0 - kY1}, {}};
   for (const PolicyResult* p : ran) {
@@ -320,15 +298,15 @@ std::string time_picture(const Comparison& c) {
     const SvgPoint at{x(static_cast<double>(p->measured.total) / unit.bytes), y(p->seconds)};
     const auto [low, high] = std::ranges::minmax(p->step_seconds);
     canvas.line({at.x, y(low)}, {at.x, y(high)}, {.colour = "#9aa3ad", .width = 2});
-    canvas.circle(at, 6.5, p == &c.policies[static_cast<std::size_t>(c.reference)] ? "#4c6a92" : "#e07b39");
+    canvas.circle(at, 6.5, p == &c.policies[static_cast<std::size_t>(c.reference)] ? kSvgOther : kSvgPoint);
   }
   for (const PolicyResult* p : ran) {
     const SvgPoint at{x(static_cast<double>(p->measured.total) / unit.bytes), y(p->seconds)};
-    canvas.text(labels.place(at, p->policy, 13), p->policy, {.size = 13, .colour = kInk});
+    canvas.text(labels.place(at, p->policy, 13), p->policy, {.size = 13, .colour = kSvgInk});
   }
   canvas.text({16, kHeight - 12},
               "Points are medians, bars the range over the rounds." + (refused.empty() ? "" : "  " + refused),
-              {.size = 11, .colour = kFaint});
+              {.size = 11, .colour = kSvgFaint});
   return canvas.finish();
 }
 

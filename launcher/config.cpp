@@ -156,7 +156,7 @@ class YamlWriter {
 
 std::vector<KeyOption> names_of(const ModelRegistry& models) { return names(models); }
 
-std::vector<KeyOption> names_of_policies() { return names(policies(), {later("budget")}); }
+std::vector<KeyOption> names_of_policies() { return names(policies()); }
 
 std::vector<KeyOption> names_of_backends() { return names(backends(), {later("nccl"), later("staged")}); }
 
@@ -209,13 +209,19 @@ CheckpointPlan checkpoint_plan(const Config& config) {
   }
   if (ac.policy == "selective" || ac.offload.on())
     options.marks = marks_of(make_model(config.model), {config.train.micro_batch, config.data.sequence});
-  switch (ac.order) {
-    case CheckpointingConfig::Order::Auto: break;
-    case CheckpointingConfig::Order::Lazy: options.order = Order::Lazy; break;
-    case CheckpointingConfig::Order::Ahead: options.order = Order::Ahead; break;
-    case CheckpointingConfig::Order::Eager: options.order = Order::Eager; break;
-  }
+  options.planned = ac.planned;
+  options.order = checkpoint_order(config);
   return make_checkpoint_plan(options, static_cast<int>(config.model.layers));
+}
+
+std::optional<Order> checkpoint_order(const Config& config) {
+  switch (config.activation_checkpointing.order) {
+    case CheckpointingConfig::Order::Auto: break;
+    case CheckpointingConfig::Order::Lazy: return Order::Lazy;
+    case CheckpointingConfig::Order::Ahead: return Order::Ahead;
+    case CheckpointingConfig::Order::Eager: return Order::Eager;
+  }
+  return std::nullopt;
 }
 
 bool ranks_are_threads(const Config& config) {

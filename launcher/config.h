@@ -176,7 +176,8 @@ struct ShardingConfig {
         .also({"zero_stage", "stage", "sharding_strategy"});
     k.integer("shard_size", shard_size, between(0, 1 << 20), "ranks that share one set of shards; 0: all of them")
         .later();
-    k.integer("resident_slots", resident_slots, between(1, 1 << 16), "full blocks D that a rank holds at a time")
+    k.integer("resident_slots", resident_slots, between(0, 1 << 16),
+              "full blocks D that a rank holds at a time; 0: as many as pay, with policy budget and its budget 0")
         .also({"slots"});
     k.auto_or_integer("prefetch", prefetch, between(0, 1 << 16),
                       "blocks gathered ahead of their use; auto: min(1, D-1)")
@@ -209,6 +210,7 @@ struct CheckpointingConfig {
   std::vector<LayerNames> keep = {{.names = {"attn.out"}}};
   std::int64_t budget = std::int64_t{512} << 20;
   OffloadConfig offload;
+  std::vector<SavePlan> planned;  // budget: of each layer (launcher/keep_plan.h); no key
   enum class Order { Auto, Lazy, Ahead, Eager } order = Order::Auto;
   std::int64_t audit = 0;
   void describe(Keys& k) {
@@ -225,7 +227,10 @@ struct CheckpointingConfig {
            "selective: the values kept: marks (attn.qkv, or qkv for short), patterns (mlp.*) or levels (norms, "
            "attention_core, mlp); or a list of {layers, keep}, one without layers for those not listed")
         .also({"save", "ops_to_save", "saved_ops"});
-    k.bytes("budget", budget, "budget: activation bytes of a rank").later();
+    k.bytes("budget", budget,
+            "budget: activation bytes of a rank, within which a step is planned to be fastest; 0: what memory.limit "
+            "leaves")
+        .also({"activation_memory_budget", "memory_budget"});
     k.section("offload", offload,
               "kept values that wait in host memory; a value in place of the section is its marks (offload: all)",
               "marks");
@@ -354,6 +359,8 @@ decltype(auto) with_places(const Config& config, F&& f) {
 std::int64_t global_batch(const Config& config, std::int64_t ranks);
 // What the policy makes of these layers: which it checkpoints, what each keeps, and in which segments.
 CheckpointPlan checkpoint_plan(const Config& config);
+// The order that the configuration asks for; none: the policy's own.
+std::optional<Order> checkpoint_order(const Config& config);
 // Ranks are threads of one process, not processes of mpirun or srun.
 bool ranks_are_threads(const Config& config);
 

@@ -72,6 +72,15 @@ void check_train(const TrainConfig& t, Rules& rules) {
 
 void check_sharding(const Config& c, Rules& rules) {
   const ShardingConfig& s = c.sharding;
+  const CheckpointingConfig& a = c.activation_checkpointing;
+  const bool planned = a.policy == "budget" && a.budget == 0;
+  rules.refuse_if(
+      s.resident_slots == 0 && !planned,
+      {"sharding.resident_slots", "activation_checkpointing.policy", "activation_checkpointing.budget"},
+      "value 0 leaves it to policy budget with activation_checkpointing.budget 0; allowed: an integer from 1 "
+      "to {}",
+      c.model.layers);
+  if (s.resident_slots == 0) return;
   rules.refuse_if(s.resident_slots > c.model.layers, {"sharding.resident_slots", "model.layers"},
                   "value {} exceeds model.layers {}; allowed: an integer from 1 to {}", s.resident_slots,
                   c.model.layers, c.model.layers);
@@ -127,6 +136,13 @@ void check_checkpointing(const Config& c, Rules& rules) {
                   c.model.layers - 1);
 }
 
+void check_budget(const Config& c, Rules& rules) {
+  const CheckpointingConfig& a = c.activation_checkpointing;
+  rules.refuse_if(a.policy == "budget" && a.budget == 0 && c.memory.limit == 0,
+                  {"activation_checkpointing.budget", "activation_checkpointing.policy", "memory.limit"},
+                  "value 0 needs memory.limit; allowed: activation bytes of a rank, or 0 and a memory.limit");
+}
+
 void check_communication(const CommunicationConfig& c, Rules& rules) {
   rules.refuse_if(
       c.sim_ranks != 1 && c.backend != "sim", {"communication.sim_ranks", "communication.backend"},
@@ -144,6 +160,7 @@ void check_contradictions(Config& config, const CheckContext& context, ConfigErr
   check_train(config.train, rules);
   check_sharding(config, rules);
   check_checkpointing(config, rules);
+  check_budget(config, rules);
   check_communication(config.communication, rules);
 }
 

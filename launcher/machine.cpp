@@ -32,6 +32,14 @@ std::string host_name() {
   return name;
 }
 
+std::string processor_name() {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; std::getline(cpuinfo, line);)
+    if (const std::size_t colon = line.find(": "); line.starts_with("model name") && colon != std::string::npos)
+      return line.substr(colon + 2);
+  return "";
+}
+
 std::int64_t available_memory() {
   std::int64_t available = 0;
   std::ifstream meminfo("/proc/meminfo");

@@ -29,7 +29,7 @@ struct RunInputs {
 void require_place(const Config& config, const LaunchPlace& place);
 // memory.limit against what a rank needs: an error that all ranks meet alike, if they all are given the forecast of the
 // first rank, whose shards are never the smaller ones.
-struct MemoryForecast;  // training_run.h
+struct MemoryForecast;  // forecast.h
 void require_memory(const Config& config, const MemoryForecast& of_first_rank, int world);
 // "147.3 MiB at its peak (optimizer 41.4 MiB, activations 30.0 MiB, ...)", the largest first.
 std::string describe_memory(const MemoryForecast& forecast);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <iterator>
 
@@ -92,6 +93,15 @@ AxisTicks axis_ticks(double low, double high, int count) {
   for (int i = 0; i <= static_cast<int>(std::llround((ticks.high - ticks.low) / step)); ++i)
     ticks.values.push_back(ticks.low + i * step);
   return ticks;
+}
+
+SvgByteUnit svg_byte_unit(double largest) {
+  static constexpr std::array kUnits = {SvgByteUnit{1.0, "B"}, SvgByteUnit{0x1p10, "KiB"}, SvgByteUnit{0x1p20, "MiB"},
+                                        SvgByteUnit{0x1p30, "GiB"}};
+  SvgByteUnit unit = kUnits[0];
+  for (const SvgByteUnit& u : kUnits)
+    if (largest >= 2 * u.bytes) unit = u;
+  return unit;
 }
 
 std::string tick_label(double value, double step) {

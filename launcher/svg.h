@@ -1,4 +1,4 @@
-// SVG as text: a canvas of shapes and writing, and the scale of an axis. Generic fonts, a light background, nothing
+// SVG as text: a canvas of shapes and writing, and the scales of axes. Generic fonts, a light background, nothing
 // that runs. Coordinates are pixels, y downwards. It knows nothing of what is drawn.
 #pragma once
 #include <string>
@@ -51,5 +51,23 @@ struct AxisTicks {
 AxisTicks axis_ticks(double low, double high, int count);
 // A value at one of these ticks, with as many decimals as the step needs.
 std::string tick_label(double value, double step);
+
+// Bytes on an axis: one unit for all of it.
+struct SvgByteUnit {
+  double bytes;
+  std::string_view name;
+};
+SvgByteUnit svg_byte_unit(double largest);
+
+// A linear scale from values to pixels.
+struct SvgScale {
+  double low, high, at_low, at_high;
+  double operator()(double value) const { return at_low + (value - low) / (high - low) * (at_high - at_low); }
+};
+
+// The colours that pictures share.
+inline constexpr std::string_view kSvgInk = "#2b2f36", kSvgFaint = "#6b727d", kSvgGrid = "#e4e7eb",
+                                  kSvgPanel = "#fafbfc", kSvgLimit = "#b3261e", kSvgPoint = "#e07b39",
+                                  kSvgOther = "#4c6a92";
 
 }  // namespace regather

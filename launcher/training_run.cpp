@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "launcher/calibrate.h"
+#include "launcher/keep_plan.h"
 #include "launcher/machine.h"
 #include "launcher/profile_report.h"
 
@@ -101,22 +103,6 @@ TrainerOptions trainer_options(const Config& config) {
   return options;
 }
 
-MemoryForecast forecast_memory(const Config& config, const Model& model, int rank, int world) {
-  CpuDevice device(Allocator::Mode::Meta);
-  const auto comm = make_dry_communicator(rank, world);
-  Trainer trainer(model, device, *comm, trainer_options(config));
-  const Shape shape{config.train.micro_batch, config.data.sequence};
-  std::vector<Batch> batches;
-  for (std::int64_t m = 0; m < config.train.accumulation; ++m)
-    batches.push_back({Tensor(device.memory, shape, Tag::Workspace, DType::I32),
-                       Tensor(device.memory, shape, Tag::Workspace, DType::I32), 0});
-  trainer.step(batches);  // buffers that live from the first backward on are there at the peak of the second
-  trainer.step(batches);
-  if (config.eval.every > 0 && config.eval.every <= config.train.steps)
-    trainer.evaluate(std::span<const Batch>(batches).first(1));
-  return {device.memory.peak_total(), device.memory.at_peak(), device.memory.peak_by_tag()};
-}
-
 TrainingRun::TrainingRun(const Config& config, const TrainOptions& options, const StopSignal& stop, Communicator& comm)
     : config_(config),
       options_(options),
@@ -126,9 +112,11 @@ TrainingRun::TrainingRun(const Config& config, const TrainOptions& options, cons
   comm_.set_where("start");
   require_same_on_all_ranks(comm, to_json(config), "configurations");
   require_same_on_all_ranks(comm, inputs_.identity(), "data");
-  forecast_ = forecast_memory(config, inputs_.model, comm.rank(), comm.size());
+  const CostModel costs = costs_for(config, comm);
+  config_ = settled(config, inputs_.model, comm.size(), costs);
+  forecast_ = forecast_step(config_, inputs_.model, comm.rank(), comm.size(), {.costs = &costs});
   if (config.memory.limit > 0)
-    require_memory(config, speaks() ? forecast_ : forecast_memory(config, inputs_.model, 0, comm.size()), comm.size());
+    require_memory(config, speaks() ? forecast_ : forecast_step(config_, inputs_.model, 0, comm.size()), comm.size());
   const auto existing = options.overwrite ? RunFolder::Existing::Overwrite : RunFolder::Existing::Refuse;
   if (speaks()) RunFolder::require_usable(config.output, existing);
   const auto places = comm.exchange(nlohmann::json{host_name(), allowed_cpus()}.dump());
@@ -139,12 +127,12 @@ TrainingRun::TrainingRun(const Config& config, const TrainOptions& options, cons
   }
   baseline_resident_ = resident_memory().now;
   reset_peak_resident_memory();
-  TrainerOptions trainer = trainer_options(config);
+  TrainerOptions trainer = trainer_options(config_);
   trainer.stop_asked = [&stop] { return stop.received(); };
   trainer_ = std::make_unique<Trainer>(inputs_.model, device_, comm, trainer);
   if (speaks()) {  // only now, so that a run that could not begin leaves nothing behind
     folder_ = std::make_unique<RunFolder>(config.output, existing);
-    folder_->write_config(config);
+    folder_->write_config(config_);
     metrics_ = std::make_unique<MetricsLog>(*folder_);
   }
   if (comm.size() > 1) device_.between_ops = [this] { comm_.progress(); };
@@ -284,6 +272,7 @@ RunSummary TrainingRun::summarize() {
   s.memory.peak_rss = largest[1];
   s.memory.baseline_rss = largest[2];
   s.predicted.peak_bytes = largest[3];
+  s.predicted.step_seconds = forecast_.seconds.total();
   s.expected_matches = largest[4] == 0;
   for (std::size_t t = 0; t < kNumTags; ++t) {
     s.memory.at_peak[t] = largest[5 + t];

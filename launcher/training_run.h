@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "launcher/forecast.h"
 #include "launcher/metrics.h"
 #include "launcher/preflight.h"
 #include "launcher/profile.h"
@@ -17,13 +18,6 @@
 namespace regather {
 
 TrainerOptions trainer_options(const Config& config);
-
-// What steps, and evaluations if there are any, need on this rank, by running them without storage.
-struct MemoryForecast {
-  std::int64_t peak = 0;
-  BytesByTag at_peak{}, peak_of{};
-};
-MemoryForecast forecast_memory(const Config& config, const Model& model, int rank, int world);
 
 // Refuses ranks that were started with something else: a UsageError that names what, both values and the ranks. mine: a
 // JSON object.
@@ -43,14 +37,14 @@ class TrainingRun final : public RankProgram {
   RunSummary summarize();
   bool speaks() const { return comm_.rank() == 0; }
 
-  const Config& config_;
+  Config config_;  // as it runs: with what was planned
   const TrainOptions& options_;
   Communicator& comm_;
   CpuDevice device_;
   RunInputs inputs_;
   std::unique_ptr<Profiler> profiler_;  // if asked for
   std::unique_ptr<Trainer> trainer_;
-  MemoryForecast forecast_;
+  StepForecast forecast_;
   std::int64_t baseline_resident_ = 0;
   std::unique_ptr<RunFolder> folder_;  // of the rank that speaks, as what follows
   std::unique_ptr<MetricsLog> metrics_;

@@ -157,8 +157,11 @@ TEST(Policy, AnUnknownOneIsRefusedWithTheKnownOnes) {
 TEST(Policy, EveryPolicyReportsTheLayersItCheckpointsAndTakesAnOrder) {
   for (const Policy& p : policies())
     for (const Order order : {Order::Lazy, Order::Ahead, Order::Eager}) {
-      const CheckpointPlan plan =
-          make_checkpoint_plan({.policy = std::string(p.name), .marks = same_marks(6), .order = order}, 6);
+      const CheckpointPlan plan = make_checkpoint_plan({.policy = std::string(p.name),
+                                                        .marks = same_marks(6),
+                                                        .planned = std::vector<SavePlan>(6, drop_all()),
+                                                        .order = order},
+                                                       6);
       EXPECT_EQ(plan.blocks.size(), 6U) << p.name;
       EXPECT_EQ(plan.checkpointed, checkpointed(plan)) << p.name;
       for (const SavePlan& block : plan.blocks) EXPECT_EQ(block.order, order) << p.name;

@@ -292,8 +292,6 @@ TEST(Config, WhatThisBuildDoesNotHaveIsRefusedByName) {
   refused("device=cuda", "cpu");
   refused("communication.backend=nccl", "mpi, sim");
   refused("communication.backend=staged", "mpi, sim");
-  refused("activation_checkpointing.policy=budget", "none, full, every_n_layers, segments, layers, selective");
-  refused("activation_checkpointing.budget=1GiB", "512MiB");
   refused("model.lora.rank=8", "0");
   refused("sharding.shard_size=2", "0");
   refused("sharding.shard_size=1", "0");
@@ -418,6 +416,13 @@ TEST(Config, ContradictionsNameBothValues) {
   refused("sharding: {prefetch: 2}\n",
           "c.yaml:3:22: sharding.prefetch: value 2 leaves no slot for the block in use; allowed: auto, or at most "
           "sharding.resident_slots - 1 = 1");
+  refused("sharding: {resident_slots: 0}\n",
+          "c.yaml:3:28: sharding.resident_slots: value 0 leaves it to policy budget with "
+          "activation_checkpointing.budget 0; allowed: an integer from 1 to 6");
+  refused(
+      "activation_checkpointing: {policy: budget, budget: 0}\n",
+      "c.yaml:3:52: activation_checkpointing.budget: value 0 needs memory.limit; allowed: activation bytes of a rank, "
+      "or 0 and a memory.limit");
   refused("activation_checkpointing: {segments: 7}\n",
           "c.yaml:3:38: activation_checkpointing.segments: value 7 exceeds model.layers 6; allowed: 0 "
           "(round(sqrt(layers))), or an "
@@ -595,9 +600,10 @@ TEST(ConfigModels, AProgramsOwnTypesAreAllowedAndBuilt) {
 }
 
 TEST(ConfigHelp, DescribesAKeyASectionAndAll) {
-  EXPECT_EQ(help_on("sharding.resident_slots"),
-            "sharding.resident_slots\n  full blocks D that a rank holds at a time\n  default: 2\n  allowed: an integer "
-            "from 1 to 65536\n");
+  EXPECT_EQ(
+      help_on("sharding.resident_slots"),
+      "sharding.resident_slots\n  full blocks D that a rank holds at a time; 0: as many as pay, with policy budget and "
+      "its budget 0\n  default: 2\n  allowed: an integer from 0 to 65536\n");
   EXPECT_NE(help_on("precision.compute").find("not available in this build: bf16"), std::string::npos);
   EXPECT_NE(help_on("snapshot.every").find("allowed: 0 (others are not available in this build)"), std::string::npos);
   EXPECT_EQ(help_on("eval").find("eval.every"), 0U);

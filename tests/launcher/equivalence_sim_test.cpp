@@ -11,6 +11,14 @@
 namespace regather::testing {
 namespace {
 
+// Layers that keep different things.
+std::vector<SavePlan> mixed_plans(int layers) {
+  const std::vector<SavePlan> plans{drop_all(), keep_only({"mid", "mlp.up"}), keep_all(), keep_only({"attn.core"})};
+  std::vector<SavePlan> all;
+  for (int b = 0; b < layers; ++b) all.push_back(plans[static_cast<std::size_t>(b) % plans.size()]);
+  return all;
+}
+
 // Every policy of the table, and options of some.
 std::vector<PolicyOptions> policies_of(int layers) {
   std::vector<PolicyOptions> all{{.policy = "full", .order = Order::Ahead},
@@ -28,7 +36,8 @@ std::vector<PolicyOptions> policies_of(int layers) {
                                   .keep = {{.keep = {"qkv", "mlp", "mid"}}},
                                   .offload = {.names = {"input", "mlp", "mid"}, .keep_last = 1}}};
   for (const Policy& policy : policies())
-    if (policy.name != "none") all.push_back({.policy = std::string(policy.name), .layers = {1, layers - 1}});
+    if (policy.name != "none")
+      all.push_back({.policy = std::string(policy.name), .layers = {1, layers - 1}, .planned = mixed_plans(layers)});
   return all;
 }
 

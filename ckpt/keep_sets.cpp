@@ -1,0 +1,231 @@
+#include "ckpt/keep_sets.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+
+namespace regather {
+namespace {
+
+using Types = std::vector<ValueType>;
+
+Types types_of(const Activations& values) {
+  Types types;
+  for (const Tensor& t : values) types.push_back({t.shape(), t.dtype()});
+  return types;
+}
+
+// A unit's parameters as descriptions: all that a run without storage reads.
+class DescribedUnit final : public ParamSource {
+ public:
+  explicit DescribedUnit(const UnitSpec& unit) : unit_(unit) {}
+  const std::vector<ParamInfo>& table() const override { return unit_.params; }
+  const void* data(int) override { return nullptr; }
+  DType dtype() const override { return DType::F32; }
+
+ private:
+  const UnitSpec& unit_;
+};
+
+// One part of a model on storage-less tensors, again and again under other plans.
+class DryPart {
+ public:
+  DryPart(const Model& model, const Part& part, Types inputs, Device& device)
+      : part_(part), inputs_(std::move(inputs)), device_(device) {
+    for (int unit : part.units) {
+      const UnitSpec& spec = model.units.at(static_cast<std::size_t>(unit));
+      sources_.push_back(std::make_unique<DescribedUnit>(spec));
+      params_.append(*sources_.back());
+      std::vector<std::int64_t> offsets;
+      for (const ParamInfo& p : spec.params) offsets.push_back(p.trainable ? 0 : -1);
+      gradients_.push_back(std::make_unique<UnitGradients>(device, std::move(offsets), 0, Tag::Gradients));
+      grads_.append(*gradients_.back(), static_cast<int>(spec.params.size()));
+    }
+  }
+
+  // What each plan needs; reruns: priced, summed.
+  KeepSet run(const SavePlan& plan, const Price& price) {
+    KeepSet set{.plan = plan};
+    Allocator& memory = device_.memory;
+    const std::int64_t activations = memory.live(Tag::Activations), all = memory.live_total();
+    const auto take_peaks = [&](std::int64_t BlockBytes::*moment) {
+      set.activations.*moment = memory.peak(Tag::Activations) - activations;
+      set.all.*moment = memory.peak_total() - all;
+    };
+    memory.restart_peaks();
+    Tape tape(device_, plan);
+    Activations y = forward(tape), dy;
+    take_peaks(&BlockBytes::forward);
+    for (const Tensor& t : y) dy.emplace_back(memory, t.shape(), Tag::Workspace, t.dtype());
+    y.clear();  // it is the next block's input
+    set.activations.kept = memory.live(Tag::Activations) - activations;
+    set.all.kept = set.activations.kept;
+    Recorder recorder;
+    device_.recorder = &recorder;
+    memory.restart_peaks();
+    tape.backward(params_, std::move(dy), grads_);
+    take_peaks(&BlockBytes::backward);
+    device_.recorder = nullptr;
+    for (const Recorder::Interval& i : recorder.recording().intervals) {
+      if (i.activity != Recorder::Activity::Recompute) continue;
+      set.seconds += price(i);
+      set.flops += i.work.flops;
+    }
+    return set;
+  }
+
+  struct Description {
+    std::string work;  // what runs, for telling blocks apart
+    std::vector<std::string> marks;
+    Types outputs;
+  };
+  Description describe() {
+    Description d;
+    Recorder recorder;
+    device_.recorder = &recorder;
+    Tape tape(device_, drop_all());
+    Activations y = forward(tape), dy;
+    d.outputs = types_of(y);
+    for (const Tensor& t : y) dy.emplace_back(device_.memory, t.shape(), Tag::Workspace, t.dtype());
+    y.clear();
+    for (const Tape::ValueReport& v : tape.report()) {
+      d.work += fmt::format("{} {} {}\n", v.name, v.bytes, v.saved);
+      if (v.marked && std::ranges::find(d.marks, v.name) == d.marks.end()) d.marks.push_back(v.name);
+    }
+    tape.backward(params_, std::move(dy), grads_);
+    device_.recorder = nullptr;
+    for (const Recorder::Interval& i : recorder.recording().intervals)
+      d.work += fmt::format("{} {} {} {}\n", static_cast<int>(i.activity), i.name, i.work.flops, i.work.bytes);
+    return d;
+  }
+  // The types that it makes of its inputs.
+  Types outputs() {
+    const ParamView& params = params_;
+    Run run{device_, params};
+    return types_of(part_.block->forward(run, make_inputs()));
+  }
+
+ private:
+  Activations make_inputs() {
+    Activations x;
+    for (const ValueType& type : inputs_)
+      x.emplace_back(device_.memory, type.shape, type.dtype == DType::I32 ? Tag::Workspace : Tag::Activations,
+                     type.dtype);
+    return x;
+  }
+  Activations forward(Tape& tape) {
+    Activations x = make_inputs();
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = tape.input(std::move(x[i]), part_.block->differentiable(i));
+    Run run{device_, params_, &tape};
+    Activations y = part_.block->forward(run, x);
+    x.clear();
+    tape.outputs(y);
+    return y;
+  }
+
+  const Part& part_;
+  Types inputs_;
+  Device& device_;
+  std::vector<std::unique_ptr<DescribedUnit>> sources_;
+  std::vector<std::unique_ptr<UnitGradients>> gradients_;
+  ParamView params_;
+  Gradients grads_;
+};
+
+// Of `marks`, those in `keep` are kept and the others dropped. What has no mark is kept unless nothing is: it is small
+// (one number a head and token of an attention), and its operation would be run again for its sake alone.
+SavePlan plan_that_keeps(const std::vector<std::string>& keep, const std::vector<std::string>& marks,
+                         Placement unmarked, Order order) {
+  SavePlan plan{.unmarked = unmarked, .order = order};
+  for (const std::string& mark : marks) plan.marks[mark] = Placement::Drop;
+  for (const std::string& mark : keep) plan.marks[mark] = Placement::Keep;
+  return plan;
+}
+
+// Does no worse in anything.
+bool beats(const KeepSet& a, const KeepSet& b) {
+  return a.activations.kept <= b.activations.kept && a.activations.forward <= b.activations.forward &&
+         a.activations.backward <= b.activations.backward && a.all.forward <= b.all.forward &&
+         a.all.backward <= b.all.backward && a.seconds <= b.seconds;
+}
+
+// The marks that are worth combining: keeping them saves something, alone or when everything else is kept.
+std::vector<std::string> useful_marks(DryPart& block, const std::vector<std::string>& marks, const Price& price) {
+  struct Mark {
+    std::string name;
+    double worth;  // seconds a byte, alone
+  };
+  const auto run = [&](const std::vector<std::string>& keep) {
+    return block.run(plan_that_keeps(keep, marks, Placement::Keep, Order::Lazy), price);
+  };
+  const KeepSet nothing = run({}), everything = run(marks);
+  std::vector<Mark> useful;
+  for (const std::string& mark : marks) {
+    std::vector<std::string> others;
+    std::ranges::copy_if(marks, std::back_inserter(others), [&](const std::string& m) { return m != mark; });
+    const KeepSet alone = run({mark}), without = run(others);
+    const double saved = nothing.seconds - alone.seconds;
+    if (saved <= 0 && without.seconds <= everything.seconds) continue;
+    const auto bytes = static_cast<double>(alone.activations.kept - nothing.activations.kept);
+    useful.push_back({mark, saved / std::max(1.0, bytes)});
+  }
+  if (useful.size() > kMarksCombined) {
+    std::ranges::stable_sort(useful, std::ranges::greater{}, &Mark::worth);
+    useful.resize(kMarksCombined);
+  }
+  std::vector<std::string> names;
+  for (const std::string& mark : marks)  // in the order in which the block makes them
+    if (std::ranges::find(useful, mark, &Mark::name) != useful.end()) names.push_back(mark);
+  return names;
+}
+
+BlockKeepSets search(DryPart& block, const std::vector<std::string>& marks, Order order, const Price& price) {
+  BlockKeepSets found;
+  const auto run = [&](const SavePlan& plan, std::vector<std::string> keep) {
+    KeepSet set = block.run(plan, price);
+    set.keep = std::move(keep);
+    return set;
+  };
+  const std::vector<std::string> useful = useful_marks(block, marks, price);
+  std::vector<KeepSet> all;
+  for (std::size_t bits = 0; bits < std::size_t{1} << useful.size(); ++bits) {
+    std::vector<std::string> keep;
+    for (std::size_t i = 0; i < useful.size(); ++i)
+      if ((bits >> i) & 1U) keep.push_back(useful[i]);
+    all.push_back(run(plan_that_keeps(keep, marks, Placement::Keep, order), keep));
+  }
+  found.nothing = run(plan_that_keeps({}, marks, Placement::Drop, order), {});
+  all.push_back(found.nothing);
+  SavePlan everything = keep_all();
+  everything.order = order;
+  found.whole = run(everything, marks);
+  all.push_back(found.whole);
+  // Fewer bytes first, then less time, then fewer marks: a set beats those behind it that are no better in anything.
+  std::ranges::stable_sort(all, [](const KeepSet& a, const KeepSet& b) {
+    if (a.activations.kept != b.activations.kept) return a.activations.kept < b.activations.kept;
+    return a.seconds != b.seconds ? a.seconds < b.seconds : a.keep.size() < b.keep.size();
+  });
+  for (KeepSet& set : all)
+    if (std::ranges::none_of(found.sets, [&](const KeepSet& other) { return beats(other, set); }))
+      found.sets.push_back(std::move(set));
+  return found;
+}
+
+}  // namespace
+
+std::vector<BlockKeepSets> keep_sets(const Model& model, const Shape& tokens, Order order, const Price& price) {
+  CpuDevice device(Allocator::Mode::Meta);
+  Types types = DryPart(model, model.embedding, {{tokens, DType::I32}}, device).outputs();
+  std::vector<BlockKeepSets> all;
+  std::map<std::string, std::size_t> known;  // what a block does -> where its sets are
+  for (const Part& part : model.blocks) {
+    DryPart block(model, part, types, device);
+    const DryPart::Description d = block.describe();
+    const auto [at, fresh] = known.try_emplace(d.work, all.size());
+    all.push_back(fresh ? search(block, d.marks, order, price) : all[at->second]);
+    types = d.outputs;
+  }
+  return all;
+}
+
+}  // namespace regather

@@ -1,0 +1,42 @@
+// What a block may keep and what each choice needs: found by running the block's own forward and backward without
+// storage, once for every set of its marks. So there is no second listing of a block, and bytes are those of the tape
+// itself. It chooses nothing (ckpt/planner.h does) and knows no ranks.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tensor/block.h"
+#include "tensor/recorder.h"
+
+namespace regather {
+
+// Bytes that a block needs beside what is there without it.
+struct BlockBytes {
+  std::int64_t kept = 0;                   // activations from its forward to its backward, its input included
+  std::int64_t forward = 0, backward = 0;  // the most during each, `kept` included
+};
+
+struct KeepSet {
+  SavePlan plan{};
+  std::vector<std::string> keep{};  // its marks; empty: only the input
+  BlockBytes activations{}, all{};  // of the kind Activations; of every kind
+  double seconds = 0, flops = 0;    // that its backward runs again
+};
+
+// Of one block.
+struct BlockKeepSets {
+  std::vector<KeepSet> sets;  // by kept bytes; each is better in something than every other
+  KeepSet nothing, whole;     // only the input; everything, as the last block does
+};
+
+// Seconds of an operation, from what the recorder says of it.
+using Price = std::function<double(const Recorder::Interval&)>;
+
+// Of each block, for tokens of shape [B, T]. Blocks that do the same share one search. order: of the plans.
+std::vector<BlockKeepSets> keep_sets(const Model& model, const Shape& tokens, Order order, const Price& price);
+
+// More marks than this are not combined freely: those that save most seconds a byte, alone, are.
+inline constexpr std::size_t kMarksCombined = 12;
+
+}  // namespace regather

@@ -1,0 +1,89 @@
+#include "launcher/calibrate.h"
+
+#include <omp.h>
+
+#include <algorithm>
+
+#include "launcher/training_run.h"
+#include "tensor/recorder.h"
+
+namespace regather {
+namespace {
+
+constexpr std::int64_t kBlocks = 4, kMicroBatches = 2;
+constexpr int kUnmeasured = 2, kMeasured = 7;  // steps
+constexpr auto kLimitsEach = std::chrono::milliseconds(50);
+
+// Blocks that are run again and one that is not, so that every operation is seen in every role.
+Config few_blocks(const Config& config) {
+  Config few = config;
+  few.model.layers = std::min(config.model.layers, kBlocks);
+  few.train.accumulation = std::min(config.train.accumulation, kMicroBatches);
+  few.train.global_batch = 0;
+  few.activation_checkpointing.policy = "full";
+  few.sharding.resident_slots = std::clamp<std::int64_t>(config.sharding.resident_slots, 1, few.model.layers);
+  few.sharding.prefetch.reset();
+  few.memory.limit = 0;
+  return few;
+}
+
+}  // namespace
+
+CostModel calibrate(const Config& config, Communicator& comm) {
+  const Config few = few_blocks(config);
+  omp_set_num_threads(static_cast<int>(few.threads));
+  comm.barrier({"scalars", Pass::Step});
+  CostModel costs(measure_limits(kLimitsEach, steady_seconds));
+  const Model model = make_model(few.model);
+  const BatchGrid grid = batch_grid(few, comm.size());
+  Dataset data(data_options(few, grid));
+  Recorder recorder;
+  std::vector<Recorder::Recording> recordings;
+  std::vector<double> wire_bytes;
+  {
+    CpuDevice device;
+    Trainer trainer(model, device, comm, trainer_options(few));
+    if (comm.size() > 1) device.between_ops = [&comm] { comm.progress(); };
+    for (std::int64_t step = 0; step < kUnmeasured + kMeasured; ++step) {
+      std::vector<Batch> batches;
+      for (std::int64_t m = 0; m < grid.accumulation; ++m)
+        batches.push_back(data.batch(device.memory, grid, comm.rank(), step, m));
+      if (step == kUnmeasured) {
+        device.recorder = &recorder;
+        comm.set_recorder(&recorder);
+      }
+      trainer.step(batches);
+      if (step < kUnmeasured) continue;
+      recordings.push_back(recorder.take());
+      wire_bytes.push_back(static_cast<double>(comm.ledger().wire_bytes()));
+    }
+    comm.set_recorder(nullptr);
+  }
+  std::vector<CostModel::Step> steps;
+  for (std::size_t i = 0; i < recordings.size(); ++i) steps.push_back({recordings[i].intervals, wire_bytes[i]});
+  costs.learn(steps);
+  std::vector<CostModel> of_ranks;
+  for (const std::string& text : comm.exchange(costs.to_json({}))) of_ranks.push_back(CostModel::from_json(text));
+  return CostModel::mean(of_ranks);
+}
+
+CostModel costs_for(const Config& config, Communicator& comm) {
+  const CostPlace place = cost_place(config.threads, comm.size());
+  std::string text;
+  if (comm.rank() == 0)
+    if (const auto known = load_costs(place)) text = known->to_json(place);
+  text = comm.exchange(text).front();  // rank 0's: the machines of others may know something else
+  if (!text.empty()) return CostModel::from_json(text);
+  const CostModel mine(measure_limits(kLimitsEach, steady_seconds));
+  std::vector<CostModel> of_ranks;
+  for (const std::string& other : comm.exchange(mine.to_json({}))) of_ranks.push_back(CostModel::from_json(other));
+  return CostModel::mean(of_ranks);
+}
+
+CostModel costs_for(const Config& config, int world) {
+  if (auto known = load_costs(cost_place(config.threads, world))) return std::move(*known);
+  omp_set_num_threads(static_cast<int>(config.threads));
+  return CostModel(measure_limits(kLimitsEach, steady_seconds));
+}
+
+}  // namespace regather

@@ -1,0 +1,275 @@
+#include "launcher/fit.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "launcher/calibrate.h"
+#include "launcher/compare.h"
+#include "launcher/keep_plan.h"
+#include "launcher/machine.h"
+#include "launcher/progress.h"
+#include "launcher/summary.h"
+#include "launcher/text_table.h"
+#include "launcher/training_run.h"
+
+namespace regather {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;
+
+enum class What { Sequence, MicroBatch };
+std::string_view name_of(What what) { return what == What::Sequence ? "sequence" : "micro_batch"; }
+
+// A configuration of that size under a policy that may use all of the memory.
+Config sized(const Config& config, What what, std::int64_t n) {
+  Config c = config;
+  (what == What::Sequence ? c.data.sequence : c.train.micro_batch) = n;
+  c.model.max_sequence = std::max(c.model.max_sequence, c.data.sequence);  // a table of positions grows along
+  c.train.global_batch = 0;
+  return c;
+}
+
+struct Answer {
+  What what = What::Sequence;
+  std::int64_t largest = 0;  // 0: not even 1 fits
+  std::int64_t planned = 0, measured = 0;
+  double seconds = 0;         // of a step, predicted
+  std::string refused{};      // what the allocator says to one more
+  std::string unconfirmed{};  // why no step was run
+  bool confirmed() const { return largest == 0 || !unconfirmed.empty() || measured == planned; }
+};
+
+class Fitting {
+ public:
+  Fitting(const Config& config, const FitOptions& options, Communicator& comm, const CostModel& costs)
+      : config_(config), options_(options), comm_(comm), costs_(costs) {}
+
+  Answer find(What what) const {
+    Answer answer{.what = what};
+    const std::int64_t other = what == What::Sequence ? config_.train.micro_batch : config_.data.sequence;
+    answer.largest = largest_that_fits(std::max<std::int64_t>(1, kMostTokens / other),
+                                       [&](std::int64_t n) { return fits(sized(config_, what, n)); });
+    answer.refused = refusal(sized(config_, what, answer.largest + 1));
+    if (answer.largest == 0) return answer;
+    const Config config = as_run(sized(config_, what, answer.largest)).value();
+    const StepForecast f =
+        forecast_step(config, make_model(config.model), comm_.rank(), comm_.size(), {.costs = &costs_});
+    answer.planned = f.peak;
+    answer.seconds = f.seconds.total();
+    if (options_.confirm == FitOptions::Confirm::No)
+      answer.unconfirmed = "not asked for";
+    else if (const std::int64_t has = available_memory(); has > 0 && f.peak * ranks_here() > has)
+      answer.unconfirmed = fmt::format("this machine has {} left for its {} ranks", human_bytes(has), ranks_here());
+    answer.unconfirmed = comm_.exchange(answer.unconfirmed).front();  // one decision
+    if (answer.unconfirmed.empty()) answer.measured = step_at(config);
+    return answer;
+  }
+
+ private:
+  // With what is planned in it; none: no plan is small enough.
+  std::optional<Config> as_run(const Config& config) const {
+    if (config.activation_checkpointing.policy != "budget") return config;
+    Config c = config;
+    c.activation_checkpointing.budget = 0;
+    c.memory.limit = options_.memory;
+    try {
+      return settled(c, make_model(c.model), comm_.size(), costs_);
+    } catch (const UsageError&) {
+      return std::nullopt;
+    }
+  }
+  bool fits(const Config& config) const {
+    const Model model = make_model(config.model);
+    const auto small_enough = [&](const Config& c) {
+      return forecast_step(c, model, comm_.rank(), comm_.size()).peak <= options_.memory;
+    };
+    if (config.activation_checkpointing.policy != "budget") return small_enough(config);
+    // Keeping nothing fits: so does a plan. Else a search has to tell.
+    const std::vector<SavePlan> nothing(model.blocks.size(), drop_all());
+    return small_enough(with_plan(config, {.blocks = nothing, .slots = 1})) || as_run(config).has_value();
+  }
+  // The same step on an allocator with that limit.
+  std::string refusal(const Config& config) const {
+    Config c = config;
+    if (c.activation_checkpointing.policy == "budget") {  // nothing is enough: the least that could be kept
+      c.activation_checkpointing.policy = "full";
+      c.sharding.resident_slots = 1;
+    }
+    try {
+      forecast_step(c, make_model(c.model), comm_.rank(), comm_.size(), {.memory_limit = options_.memory});
+    } catch (const OutOfMemory& e) {
+      return e.what();
+    }
+    return "";
+  }
+
+  std::int64_t ranks_here() const {
+    std::int64_t here = 0;
+    for (const std::string& host : comm_.exchange(host_name())) here += host == host_name() ? 1 : 0;
+    return here;
+  }
+
+  std::int64_t step_at(const Config& config) const {
+    const Model model = make_model(config.model);
+    CpuDevice device(Allocator::Mode::Real, options_.memory);
+    Trainer trainer(model, device, comm_, trainer_options(config));
+    if (comm_.size() > 1) device.between_ops = [this] { comm_.progress(); };
+    for (int step = 0; step < 2; ++step) {  // what lives from the first backward on is there in the second step
+      std::vector<Batch> batches;
+      for (std::int64_t m = 0; m < config.train.accumulation; ++m) batches.push_back(batch(device.memory, config));
+      trainer.step(batches);
+    }
+    return device.memory.peak_total();
+  }
+  static Batch batch(Allocator& memory, const Config& config) {
+    const Shape shape{config.train.micro_batch, config.data.sequence};
+    Batch b{Tensor(memory, shape, Tag::Workspace, DType::I32), Tensor(memory, shape, Tag::Workspace, DType::I32), 0};
+    for (std::int64_t i = 0; i < shape.numel(); ++i) {
+      b.tokens.fresh<std::int32_t>()[i] = static_cast<std::int32_t>(i % config.model.vocab);
+      b.targets.fresh<std::int32_t>()[i] = static_cast<std::int32_t>((7 * i + 1) % config.model.vocab);
+    }
+    return b;
+  }
+
+  const Config& config_;
+  const FitOptions& options_;
+  Communicator& comm_;
+  const CostModel& costs_;
+};
+
+struct PolicyFit {
+  std::string policy;
+  Answer sequence, micro_batch;
+};
+
+std::string mebibytes(std::int64_t bytes) { return fmt::format("{:.1f}", static_cast<double>(bytes) / (1 << 20)); }
+
+TextTable fit_table(const std::vector<PolicyFit>& fits, What what, const Config& config) {
+  TextTable table({what == What::Sequence ? fmt::format("longest sequence, micro_batch {}", config.train.micro_batch)
+                                          : fmt::format("largest micro_batch, sequence {}", config.data.sequence),
+                   "fits", "planned MiB", "measured MiB", "step s, predicted"});
+  for (const PolicyFit& f : fits) {
+    const Answer& a = what == What::Sequence ? f.sequence : f.micro_batch;
+    table.row({"  " + f.policy, fmt::format("{}", a.largest), a.largest > 0 ? mebibytes(a.planned) : "-",
+               a.measured > 0 ? mebibytes(a.measured) : "-", a.largest > 0 ? fmt::format("{:.3f}", a.seconds) : "-"});
+    if (a.largest > 0 && !a.unconfirmed.empty()) table.heading("    not confirmed: " + a.unconfirmed);
+  }
+  return table;
+}
+
+std::string refusals(const std::vector<PolicyFit>& fits) {
+  std::string text;
+  for (const PolicyFit& f : fits)
+    for (const Answer* a : {&f.sequence, &f.micro_batch})
+      text += fmt::format("  {}, {} {} is refused: {}\n", f.policy, name_of(a->what), a->largest + 1, a->refused);
+  return text;
+}
+
+std::string fits_json(const std::vector<PolicyFit>& fits, const FitOptions& options, std::int64_t world) {
+  const auto answer = [](const Answer& a) {
+    return Json{{"largest", a.largest},
+                {"planned_bytes", a.planned},
+                {"measured_bytes", a.measured},
+                {"step_seconds", a.seconds},
+                {"confirmed", a.largest > 0 && a.unconfirmed.empty() && a.confirmed()},
+                {"one_more", a.refused}};
+  };
+  Json policies = Json::array();
+  for (const PolicyFit& f : fits)
+    policies.push_back(
+        {{"policy", f.policy}, {"sequence", answer(f.sequence)}, {"micro_batch", answer(f.micro_batch)}});
+  const Json json = {
+      {"configuration", options.name}, {"world", world}, {"memory_bytes", options.memory}, {"policies", policies}};
+  return json.dump(2) + "\n";
+}
+
+std::vector<std::string> policies_of(const Config& config, const FitOptions& options) {
+  if (!options.policies.empty()) return options.policies;
+  std::vector<std::string> policies = {"none", "full", "budget"};
+  const std::string own = policy_of(config);
+  if (std::ranges::find(policies, own) == policies.end()) policies.push_back(own);
+  return policies;
+}
+
+// Under policy budget the plan is what memory leaves, whatever the configuration says of its own.
+Config under(const Config& config, const FitOptions& options, const std::string& policy) {
+  Config c = config;
+  if (policy == "budget") {
+    c.activation_checkpointing.budget = 0;
+    c.memory.limit = options.memory;
+    c.sharding.resident_slots = 0;
+    c.sharding.prefetch.reset();
+  }
+  return with_policy(c, policy);
+}
+
+class FitProgram final : public RankProgram {
+ public:
+  FitProgram(const Config& config, const FitOptions& options, Communicator& comm, std::atomic<int>& code)
+      : config_(config), options_(options), comm_(comm), code_(code) {}
+
+  void run() override {
+    comm_.set_where("fit");
+    require_same_on_all_ranks(comm_, to_json(config_), "configurations");
+    omp_set_num_threads(static_cast<int>(config_.threads));
+    const CostModel costs = costs_for(config_, comm_);
+    std::vector<PolicyFit> fits;
+    for (const std::string& policy : policies_of(config_, options_)) {
+      const Config config = under(config_, options_, policy);
+      const Fitting fitting(config, options_, comm_, costs);
+      with_context([&] { return "policy " + policy; },
+                   [&] {
+                     fits.push_back({policy, fitting.find(What::Sequence), fitting.find(What::MicroBatch)});
+                   });
+    }
+    bool any = false, confirmed = true;
+    for (const PolicyFit& f : fits) {
+      any = any || f.sequence.largest > 0 || f.micro_batch.largest > 0;
+      confirmed = confirmed && f.sequence.confirmed() && f.micro_batch.confirmed();
+    }
+    if (!confirmed) code_ = static_cast<int>(ExitCode::Failed);
+    if (!any) code_ = static_cast<int>(ExitCode::OutOfMemory);
+    if (comm_.rank() != 0) return;
+    fmt::print("regather fit {}: {} of a rank, {} rank{}\n\n{}\n{}\n{}", options_.name, human_bytes(options_.memory),
+               comm_.size(), comm_.size() == 1 ? "" : "s", fit_table(fits, What::Sequence, config_).text("  "),
+               fit_table(fits, What::MicroBatch, config_).text("  "), refusals(fits));
+    std::fflush(stdout);
+    if (!options_.json_file.empty()) write_file(options_.json_file, fits_json(fits, options_, comm_.size()));
+  }
+
+ private:
+  const Config& config_;
+  const FitOptions& options_;
+  Communicator& comm_;
+  std::atomic<int>& code_;
+};
+
+}  // namespace
+
+std::int64_t largest_that_fits(std::int64_t most, const std::function<bool(std::int64_t)>& fits) {
+  if (most < 1 || !fits(1)) return 0;
+  std::int64_t low = 1, high = 2;  // low fits
+  while (high <= most && fits(high)) low = high, high *= 2;
+  high = std::min(high, most + 1);
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
+int run_fit(const Config& config, const FitOptions& options, const ReportError& report) {
+  for (const std::string& policy : policies_of(config, options)) under(config, options, policy);  // unknown, impossible
+  std::atomic<int> code{0};
+  const int failed = run_on_ranks(
+      config, [&](Communicator& comm) { return std::make_unique<FitProgram>(config, options, comm, code); }, report);
+  return failed != 0 ? failed : code.load();
+}
+
+}  // namespace regather

@@ -1,0 +1,207 @@
+// Plans of real steps: what was planned is what the allocator counts, to the byte; nothing that could be kept is faster
+// within the same memory; and numbers are those of policy none.
+#include "launcher/keep_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "tests/launcher/training_run.h"
+
+namespace regather::testing {
+namespace {
+
+// Every operation at a tenth of a nanosecond a flop or byte: prices that every machine has.
+const CostModel kCosts(MachineLimits{1e10, 1e10});
+
+Config config_of(const RunSetup& s) {
+  Config c;
+  static_cast<ModelConfig&>(c.model) = s.model;
+  c.model.chosen_vocab = s.model.vocab;
+  c.data.files = {"none"};
+  c.data.tokenizer = "bytes";
+  c.data.sequence = s.sequence;
+  c.train.micro_batch = s.micro_batch;
+  c.train.accumulation = s.plan.micro_batches;
+  c.train.accumulation_order = s.plan.order == AccumulationOrder::LayerMajor
+                                   ? TrainConfig::AccumulationOrder::LayerMajor
+                                   : TrainConfig::AccumulationOrder::BatchMajor;
+  c.train.reduce = s.plan.reduce == ReduceWhen::Once ? TrainConfig::Reduce::Once : TrainConfig::Reduce::EachMicroBatch;
+  c.sharding.resident_slots = s.plan.slots;
+  c.activation_checkpointing.policy = "budget";
+  validate(c);
+  return c;
+}
+
+KeepPlan plan_within(const RunSetup& s, std::int64_t budget) {
+  Config c = config_of(s);
+  c.activation_checkpointing.budget = budget;
+  return make_keep_plan(c, make_model(s.model), s.world, kCosts);
+}
+KeepPlan plan_within_all(const RunSetup& s, std::int64_t limit, int slots) {
+  Config c = config_of(s);
+  c.activation_checkpointing.budget = 0;
+  c.memory.limit = limit;
+  c.sharding.resident_slots = slots;
+  return make_keep_plan(c, make_model(s.model), s.world, kCosts);
+}
+
+RunSetup under(const RunSetup& s, const KeepPlan& plan) {
+  RunSetup planned = s;
+  planned.policy = {.policy = "budget", .planned = plan.blocks};
+  planned.plan.slots = plan.slots;
+  return planned;
+}
+
+struct Range {
+  std::int64_t least, most;
+};
+Range range_of(const RunSetup& s) {
+  const KeepPlan all = explore_keep_plans(config_of(s), make_model(s.model), s.world, kCosts);
+  return {all.frontier.front().bytes, all.frontier.back().bytes};
+}
+
+// Both models, both orders of accumulation, with dropout.
+std::vector<RunSetup> setups() {
+  RunSetup batch_major;
+  batch_major.model.dropout = 0.1F;
+  batch_major.plan.micro_batches = 2;
+  RunSetup layer_major = batch_major, llama = batch_major;
+  layer_major.plan.order = AccumulationOrder::LayerMajor;
+  llama.model.type = "llama";
+  llama.model.tie_embeddings = false;
+  llama.plan.micro_batches = 1;
+  return {batch_major, layer_major, llama};
+}
+
+TEST(KeepPlan, ActivationsPeakAtExactlyThePlannedBytesAndNumbersStayTheSame) {
+  for (const RunSetup& s : setups()) {
+    const RunResult none = train(s);
+    const Range range = range_of(s);
+    std::int64_t before = 0;
+    for (const int part : {0, 1, 4}) {
+      const std::int64_t budget = range.least + (range.most - range.least) * part / 4;
+      const KeepPlan plan = plan_within(s, budget);
+      const RunResult r = train(under(s, plan));
+      const std::int64_t peak = r.peak[index(Tag::Activations)];
+      EXPECT_EQ(peak, plan.frontier[plan.chosen].bytes) << s.model.type << " part " << part;
+      EXPECT_LE(peak, budget);
+      EXPECT_GE(peak, before);
+      before = peak;
+      EXPECT_EQ(r.losses, none.losses);
+      EXPECT_TRUE(r.gradients == none.gradients) << s.model.type << " part " << part;
+      EXPECT_TRUE(r.parameters == none.parameters);
+      EXPECT_TRUE(differences(none.collectives.back(), r.collectives.back()).empty());
+      if (part == 4) {
+        EXPECT_EQ(r.recomputed_flops, 0);
+      }
+    }
+  }
+}
+
+TEST(KeepPlan, AllMemoryPeaksAtExactlyThePlannedBytes) {
+  for (const RunSetup& s : setups())
+    for (const int slots : {1, 2, 0}) {
+      RunSetup fixed = s;
+      fixed.plan.slots = std::max(1, slots);
+      const std::int64_t most = train(fixed).peak_total;
+      fixed.policy.policy = "full";
+      fixed.plan.slots = 1;
+      const std::int64_t least = train(fixed).peak_total;
+      const std::int64_t limit = std::max(least, slots == 2 ? least + (most - least) * 3 / 4 : (least + most) / 2);
+      const KeepPlan plan = plan_within_all(s, limit, slots);
+      const RunResult r = train(under(s, plan));
+      EXPECT_EQ(r.peak_total, plan.frontier[plan.chosen].bytes) << s.model.type << " slots " << slots;
+      EXPECT_LE(r.peak_total, limit);
+      if (slots > 0) {
+        EXPECT_EQ(plan.slots, slots);
+      }
+    }
+}
+
+// Every combination of what two blocks keep, each run without storage: none that fits is faster.
+TEST(KeepPlan, NothingThatCouldBeKeptIsFaster) {
+  RunSetup s;
+  s.model.layers = 3;
+  const Config config = config_of(s);
+  const Model model = make_model(s.model);
+  const auto sets = keep_sets(model, {s.micro_batch, s.sequence}, Order::Lazy,
+                              [](const Recorder::Interval& i) { return kCosts.seconds(i); });
+  struct Combination {
+    std::int64_t bytes;
+    double seconds;
+  };
+  std::vector<Combination> all;
+  for (const KeepSet& first : sets[0].sets)
+    for (const KeepSet& second : sets[1].sets) {
+      const StepForecast f =
+          forecast_step(with_plan(config, {.blocks = {first.plan, second.plan, sets[2].whole.plan}, .slots = 2}), model,
+                        0, s.world, {.costs = &kCosts});
+      all.push_back({f.peak_of[index(Tag::Activations)], f.seconds.total()});
+    }
+  EXPECT_GT(all.size(), 50U);
+  const Range range = range_of(s);
+  for (int part = 0; part <= 10; ++part) {
+    const std::int64_t budget = range.least + (range.most - range.least) * part / 10;
+    const KeepPlan plan = plan_within(s, budget);
+    double fastest = 1e300;
+    for (const Combination& c : all)
+      if (c.bytes <= budget) fastest = std::min(fastest, c.seconds);
+    EXPECT_LE(plan.frontier[plan.chosen].seconds, 1.0001 * fastest) << part;
+  }
+}
+
+TEST(KeepPlan, ABudgetThatIsTooSmallIsRefusedWithTheLeastThatIsEnough) {
+  const RunSetup s;
+  const std::int64_t least = range_of(s).least;
+  try {
+    plan_within(s, least - 1);
+    FAIL() << "was planned";
+  } catch (const UsageError& e) {
+    EXPECT_NE(std::string(e.what()).find("activation_checkpointing.budget: value "), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find(fmt::format("({} bytes) or more", least)), std::string::npos) << e.what();
+  }
+  EXPECT_EQ(plan_within(s, least).frontier[0].bytes, least);
+}
+
+TEST(KeepPlan, AsMuchAsNoneNeedsKeepsEverything) {
+  const RunSetup s;
+  const std::int64_t none = train(s).peak[index(Tag::Activations)];
+  EXPECT_EQ(range_of(s).most, none);
+  const KeepPlan plan = plan_within(s, none);
+  EXPECT_EQ(train(under(s, plan)).recomputed_flops, 0);
+}
+
+TEST(KeepPlan, MoreMemoryIsSpentOnSlotsWhenGathersAreDear) {
+  RunSetup s;
+  s.plan.micro_batches = 4;
+  RunSetup none = s;
+  none.plan.slots = 4;
+  CostModel dear = CostModel::from_json(
+      R"({"format": 1, "machine": "", "threads": 1, "ranks": 2, "limits": {"flops": 1e12, "bytes": 1e12},
+          "seconds_a_wire_byte": 1e-6, "overhead_an_operation": 0, "operations": []})");
+  Config c = config_of(s);
+  c.activation_checkpointing.budget = 0;
+  c.sharding.resident_slots = 0;
+  c.memory.limit = train(none).peak_total;
+  EXPECT_EQ(make_keep_plan(c, make_model(s.model), s.world, dear).slots, 4);
+  EXPECT_EQ(make_keep_plan(c, make_model(s.model), s.world, kCosts).slots, 1);  // free: not worth a byte
+}
+
+TEST(KeepSets, RunFromTheInputAloneToEverything) {
+  const RunSetup s;
+  const auto sets = keep_sets(make_model(s.model), {s.micro_batch, s.sequence}, Order::Lazy,
+                              [](const Recorder::Interval& i) { return kCosts.seconds(i); });
+  const std::int64_t input = s.micro_batch * s.sequence * s.model.hidden * 4;
+  for (const BlockKeepSets& of_block : sets) {
+    EXPECT_EQ(of_block.nothing.activations.kept, input);
+    EXPECT_EQ(of_block.sets.front().activations.kept, input);
+    EXPECT_EQ(of_block.whole.flops, 0);
+    EXPECT_EQ(of_block.sets.back().seconds, 0);
+    for (std::size_t i = 1; i < of_block.sets.size(); ++i)
+      EXPECT_GE(of_block.sets[i].activations.kept, of_block.sets[i - 1].activations.kept);
+  }
+}
+
+}  // namespace
+}  // namespace regather::testing

@@ -1,0 +1,84 @@
+#include "launcher/plan_report.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace regather {
+namespace {
+
+PlanReport example() {
+  PlanReport r;
+  r.name = "c.yaml";
+  r.model = "gpt2, 3 layers";
+  r.batch = "micro_batch 4";
+  r.checkpointing = "budget: layers 0-1 of 3";
+  r.world = 2;
+  r.memory_limit = 80 << 20;
+  r.blocks = {keep_only({"mid", "attn.core"}), keep_only({"mid", "attn.core"}), keep_all()};
+  StepForecast& f = r.forecast;
+  f.peak = 64 << 20;
+  f.at_peak[index(Tag::Activations)] = 32 << 20;
+  f.peak_of[index(Tag::Activations)] = 40 << 20;
+  f.wire_bytes = 6 << 20;
+  f.collectives[{Collective::AllGather, "block", Pass::Forward, DType::F32}] = {3, 0, 2 << 20, 0, 0};
+  f.collectives[{Collective::AllGather, "block", Pass::Backward, DType::F32}] = {2, 0, 4 << 20, 0, 0};
+  f.seconds = {.forward = 0.010, .recompute = 0.002, .backward = 0.020};
+  const auto moment = [&](Pass pass, int part, std::int64_t kept, std::vector<std::string> reruns, double seconds) {
+    Action a{.pass = pass, .part = part, .micro_batch = 0};
+    a.keep_activations = pass == Pass::Forward && part == 2;
+    f.moments.push_back({a, 0, 0, kept, seconds, std::move(reruns)});
+  };
+  for (int b : {0, 1, 2}) moment(Pass::Forward, b, b == 2 ? 8 << 20 : 4 << 20, {}, 0);
+  moment(Pass::Backward, 2, 0, {}, 0);
+  for (int b : {1, 0}) moment(Pass::Backward, b, 0, {"attn.norm", "gelu"}, 0.001);
+  r.keep.frontier = {{16 << 20, 0.040, 2, 0, 1}, {32 << 20, 0.032, 0, 2, 1}, {48 << 20, 0.030, 0, 0, 3}};
+  r.keep.chosen = 1;
+  return r;
+}
+
+bool says(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
+
+TEST(PlanReport, SaysWhatIsKeptWhyAndWhatItCosts) {
+  const std::string text = plan_words(example());
+  for (const char* words : {"regather plan c.yaml: gpt2, 3 layers; 2 ranks, micro_batch 4", "total", "64.0",
+                            "activations", "32.0     40.0", "memory.limit 80.0 MiB: fits by 16.0 MiB",
+                            "all_gather of block", "0-1      its input, attn.core, mid", "runs again: attn.norm, gelu",
+                            "2        everything", "its backward comes first", "<- this plan", "6.7%"})
+    EXPECT_TRUE(says(text, words)) << words << "\n" << text;
+  PlanReport over = example();
+  over.memory_limit = 60 << 20;
+  EXPECT_TRUE(says(plan_words(over), "exceeded by 4.0 MiB"));
+}
+
+TEST(PlanReport, SaysWhereItsPricesComeFrom) {
+  PlanReport r = example();
+  EXPECT_TRUE(says(plan_words(r), "--calibrate measures them"));
+  r.prices = PlanReport::Prices::Measured;
+  EXPECT_TRUE(says(plan_words(r), "--calibrate measured"));
+  r.bandwidth = 1e10;
+  EXPECT_TRUE(says(plan_words(r), "at 10 GB/s"));
+}
+
+TEST(PlanReport, JsonHasTheNumbers) {
+  const auto json = nlohmann::json::parse(to_json(example()));
+  EXPECT_EQ(json["memory_bytes"]["peak"], 64 << 20);
+  EXPECT_EQ(json["memory_bytes"]["fits"], true);
+  EXPECT_EQ(json["memory_bytes"]["peak_of"]["activations"], 40 << 20);
+  EXPECT_DOUBLE_EQ(json["step_seconds"]["total"].get<double>(), 0.032);
+  EXPECT_EQ(json["collectives"]["bytes_on_wire"], 6 << 20);
+  EXPECT_EQ(json["checkpointing"]["blocks"][1]["reruns"][0], "attn.norm");
+  EXPECT_EQ(json["frontier"]["points"].size(), 3U);
+}
+
+TEST(PlanReport, ThePictureShowsEveryPointAndTheChosenOne) {
+  const std::string svg = plan_picture(example());
+  std::size_t circles = 0;
+  for (std::size_t at = 0; (at = svg.find("<circle", at)) != std::string::npos; ++at) ++circles;
+  EXPECT_EQ(circles, 3U);
+  EXPECT_TRUE(says(svg, "this plan"));
+  EXPECT_TRUE(svg.ends_with("</svg>\n"));
+}
+
+}  // namespace
+}  // namespace regather
