@@ -34,10 +34,10 @@ struct PolicyOptions {
   int segments = 0;           // number of segments; 0: round(sqrt(blocks))
   std::vector<int> layers{};  // indices from 0
   std::vector<KeepRule> keep{{.keep = {"attn.out"}}};
-  std::vector<Marks> marks{};    // of each block (marks_of); for `keep` and `offload`
-  OffloadOptions offload{};      // no names: nothing is offloaded
+  std::vector<Marks> marks{};       // of each block (marks_of); for `keep` and `offload`
+  OffloadOptions offload{};         // no names: nothing is offloaded
   std::vector<SavePlan> planned{};  // budget: of each block
-  std::optional<Order> order{};  // none: the policy's own choice
+  std::optional<Order> order{};     // none: the policy's own choice
 };
 
 struct CheckpointPlan {

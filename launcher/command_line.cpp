@@ -35,9 +35,9 @@ constexpr std::string_view kHelp =
     R"(regather {}: sharded training with activation checkpointing in the shards
 
   regather train CONFIG     trains; every process of mpirun or srun is a rank
-  regather compare CONFIG   a few steps under each checkpoint policy, side by side
+  regather compare CONFIG   a few steps under each checkpoint policy, compared
   regather plan CONFIG      what a step needs on any number of ranks, beforehand
-  regather fit CONFIG       the longest sequence, largest micro-batch in --memory
+  regather fit CONFIG       longest sequence and largest micro-batch that fit
   regather check CONFIG     refuses what train would; prints what is in effect
   regather help [KEY]       all keys, or one key or section
   regather --version
