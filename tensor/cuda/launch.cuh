@@ -1,6 +1,7 @@
 // What kernels are written with: launching, shared memory, and access to global memory. The only file that tells the
 // device's compiler from the emulator's (tests/cuda_emu), so that everything else is the same source for both.
-// Invariant: kernels read and write global memory through load and store alone; the emulator counts and checks them.
+// Invariant: kernels read and write global memory through load, store and atomics alone; the emulator counts and
+// checks them.
 #pragma once
 #include <cuda_runtime.h>
 

@@ -37,7 +37,7 @@ void warp_barrier(unsigned mask, Place place);
 std::uint64_t warp_read(unsigned mask, std::uint64_t mine, int lane, Place place);
 unsigned warp_ballot(unsigned mask, bool mine, Place place);
 
-enum class Access { Load, Store };
+enum class Access { Load, Store, Atomic };
 void count_access(Access access, const void* data, std::size_t bytes);
 void* shared_memory(const void* key, std::size_t bytes);  // of this block, full of NaNs at its first use
 void* dynamic_shared_memory();
@@ -55,6 +55,7 @@ T shuffle(unsigned mask, T value, int lane, Place place) {
 }
 template <class T, class F>
 T atomic_update(T* data, F update) {
+  count_access(Access::Atomic, data, sizeof(T));
   using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
   Bits* bits = reinterpret_cast<Bits*>(data);
   Bits before = __atomic_load_n(bits, __ATOMIC_RELAXED), after = 0;
@@ -108,7 +109,7 @@ inline int __any_sync(unsigned mask, int mine, CUDA_EMU_PLACE) {
   return cuda_emu::warp_ballot(mask, mine != 0, {file, line}) != 0;
 }
 inline int __all_sync(unsigned mask, int mine, CUDA_EMU_PLACE) {
-  return cuda_emu::warp_ballot(mask, mine != 0, {file, line}) == mask;
+  return cuda_emu::warp_ballot(mask, mine == 0, {file, line}) == 0;  // nobody is against
 }
 
 template <class T>

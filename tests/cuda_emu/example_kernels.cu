@@ -70,6 +70,20 @@ __global__ void votes_kernel(int* to, const int* x, int n) {
   }
 }
 __global__ void count_atomically_kernel(int* to) { atomicAdd(to, 1); }
+struct Counter {
+  int v;
+};
+__global__ void count_in_block_kernel(int* to) {
+  int& count = block_shared<Counter>().v;
+  if (threadIdx.x == 0) count = 0;
+  __syncthreads();
+  atomicAdd(&count, 1);
+  __syncthreads();
+  if (threadIdx.x == 0) store(to, count);
+}
+__global__ void agree_kernel(int* to, int against) {
+  store(to + threadIdx.x, __all_sync(kAll, thread_index() != against ? 1 : 0));
+}
 __global__ void dynamic_reverse_kernel(float* x) {
   float* all = dynamic_shared<float>();
   all[threadIdx.x] = load(x + threadIdx.x);
@@ -125,6 +139,14 @@ __global__ void store_past_end_kernel(float* x, int n) {
 __global__ void load_misaligned_kernel(float* to, const float* from) {
   store(to, load(reinterpret_cast<const Float4*>(from + 1)).v[0]);
 }
+__global__ void fault_before_barrier_kernel(float* x, int n) {
+  if (threadIdx.x == blockDim.x - 1) store(x + n, 1.0F);
+  __syncthreads();
+}
+__global__ void atomic_past_end_kernel(float* x, int n) { atomicAdd(x + n, 1.0F); }
+__global__ void shuffle_from_missing_lane_kernel(int* to) {
+  store(to + threadIdx.x, __shfl_sync(kAll, thread_index(), 25));
+}
 __global__ void race_between_blocks_kernel(float* x) {
   if (threadIdx.x == 0) *x += 1.0F;  // without an atomic, and without the helpers
 }
@@ -151,6 +173,12 @@ void votes(int* to, const int* x, int n, Stream s) { launch("votes", votes_kerne
 void count_atomically(int* to, int blocks, int threads, Stream s) {
   launch("count_atomically", count_atomically_kernel, static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 0,
          s, to);
+}
+void count_in_block(int* to, int threads, Stream s) {
+  launch("count_in_block", count_in_block_kernel, 1, static_cast<unsigned>(threads), 0, s, to);
+}
+void agree(int* to, int threads, int against, Stream s) {
+  launch("agree", agree_kernel, 1, static_cast<unsigned>(threads), 0, s, to, against);
 }
 void dynamic_reverse(float* x, int n, Stream s) {
   launch("dynamic_reverse", dynamic_reverse_kernel, 1, static_cast<unsigned>(n),
@@ -181,6 +209,13 @@ void store_past_end(float* x, int n, Stream s) {
 }
 void load_misaligned(float* to, const float* from, Stream s) {
   launch("load_misaligned", load_misaligned_kernel, 1, 1, 0, s, to, from);
+}
+void fault_before_barrier(float* x, int n, Stream s) {
+  launch("fault_before_barrier", fault_before_barrier_kernel, 1, 64, 0, s, x, n);
+}
+void atomic_past_end(float* x, int n, Stream s) { launch("atomic_past_end", atomic_past_end_kernel, 1, 1, 0, s, x, n); }
+void shuffle_from_missing_lane(int* to, Stream s) {
+  launch("shuffle_from_missing_lane", shuffle_from_missing_lane_kernel, 1, 20, 0, s, to);
 }
 void race_between_blocks(float* x, int blocks, Stream s) {
   launch("race_between_blocks", race_between_blocks_kernel, static_cast<unsigned>(blocks), 32, 0, s, x);

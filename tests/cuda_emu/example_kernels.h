@@ -16,7 +16,9 @@ void block_sums(float* sums, const float* x, int blocks, int threads, Stream str
 void rotate_in_warp(int* to, int by, Stream stream);      // one warp; to[l] = (l + by) % 32
 void votes(int* to, const int* x, int n, Stream stream);  // one block: [any, all, ballot of warp 0]
 void count_atomically(int* to, int blocks, int threads, Stream stream);
-void dynamic_reverse(float* x, int n, Stream stream);  // one block
+void count_in_block(int* to, int threads, Stream stream);      // one block; atomics on shared memory
+void agree(int* to, int threads, int against, Stream stream);  // one warp: do all, each thread but one, vote yes?
+void dynamic_reverse(float* x, int n, Stream stream);          // one block
 void too_many_threads(float* x, Stream stream);
 void whole_block_index(int* to, Stream stream);  // grid (2, 3), block (4, 2): to[i] counts visits of linear thread i
 
@@ -29,6 +31,9 @@ void shuffle_outside_mask(float* x, Stream stream);
 void reads_uninitialised_shared(float* to, Stream stream);
 void store_past_end(float* x, int n, Stream stream);
 void load_misaligned(float* to, const float* from, Stream stream);
+void fault_before_barrier(float* x, int n, Stream stream);
+void atomic_past_end(float* x, int n, Stream stream);
+void shuffle_from_missing_lane(int* to, Stream stream);
 void race_between_blocks(float* x, int blocks, Stream stream);
 
 }  // namespace cuda_emu::examples

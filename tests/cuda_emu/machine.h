@@ -24,9 +24,9 @@ struct Options {
   bool guarded = true;  // a host that follows a device pointer dies at once; costs system calls with every task
 };
 
-// What one kernel did, over all its launches. Bytes are those that its load and store helpers were asked for; sectors
-// are the pieces of 32 bytes that a warp's accesses touch, as the hardware moves them: bytes / 32 where all is
-// coalesced and aligned.
+// What one kernel did, over all its launches. Bytes are those that its loads and stores were asked for (an atomic is
+// both); sectors are the pieces of 32 bytes that a warp's accesses touch, as the hardware moves them: bytes / 32 where
+// all is coalesced and aligned.
 struct KernelCounts {
   std::int64_t launches = 0, loaded = 0, stored = 0, loaded_sectors = 0, stored_sectors = 0;
 };

@@ -1,0 +1,102 @@
+// What the threads of a launch touch: shared memory, and global memory, of which every access is checked and counted.
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+
+#include "tests/cuda_emu/grid.h"
+#include "tests/cuda_emu/sanitizers.h"
+
+namespace cuda_emu {
+namespace {
+constexpr std::size_t kSector = 32;
+}  // namespace
+
+SharedVariable::SharedVariable(const void* key, std::size_t bytes) : key_(key), bytes_(bytes) {
+  data_ = kThreadSanitizer
+              ? static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))
+              : new char[bytes];
+  std::fill_n(data_, bytes, '\xff');
+  release(data_);
+}
+SharedVariable::~SharedVariable() {
+  if (kThreadSanitizer)
+    munmap(data_, bytes_);
+  else
+    delete[] data_;
+}
+
+void* Grid::shared_memory(const void* key, std::size_t bytes) {
+  std::size_t total = bytes;
+  for (const auto& variable : shared_) {
+    if (variable->key() == key) {
+      acquire(variable->data());
+      return variable->data();
+    }
+    if (variable->key() != this) total += variable->bytes();
+  }
+  if (key != this && total > kStaticShared)
+    fault(fmt::format("{} bytes of static shared memory; a block has {}", total, kStaticShared));
+  return shared_.emplace_back(std::make_unique<SharedVariable>(key, bytes))->data();
+}
+
+void* Grid::dynamic_shared_memory() {
+  if (dynamic_bytes_ == 0) fault("it asks for dynamic shared memory and was launched without");
+  return shared_memory(this, dynamic_bytes_);
+}
+
+const SharedVariable* Grid::shared_at(const void* data) const {
+  for (const auto& variable : shared_)
+    if (data >= variable->data() && data < variable->data() + variable->bytes()) return variable.get();
+  return nullptr;
+}
+
+// Atomics may be on shared memory, too, which is checked and not counted.
+std::string Grid::fault_of(Access access, const void* data, std::size_t bytes) const {
+  if (reinterpret_cast<std::uintptr_t>(data) % bytes != 0)
+    return fmt::format("misaligned: {} bytes at an address that is no multiple of it", bytes);
+  if (state_.on_device(data)) return state_.find_fault(data, bytes);
+  const SharedVariable* variable = access == Access::Atomic ? shared_at(data) : nullptr;
+  if (!variable) return "a pointer of the host";
+  const bool inside = static_cast<const char*>(data) + bytes <= variable->data() + variable->bytes();
+  return inside ? "" : fmt::format("out of bounds: {} bytes at the end of shared memory", bytes);
+}
+
+void Grid::count_access(Access access, const void* data, std::size_t bytes) {
+  static constexpr std::array<const char*, 3> kNames{"load", "store", "atomic"};
+  if (const std::string wrong = fault_of(access, data, bytes); !wrong.empty())
+    fault(fmt::format("{} in block ({}, {}, {}), thread {}: {}", kNames[static_cast<std::size_t>(access)],
+                      this_thread->block.x, this_thread->block.y, this_thread->block.z, this_thread->linear, wrong));
+  if (!state_.on_device(data)) return;
+  const std::uint64_t first = reinterpret_cast<std::uintptr_t>(data) / kSector,
+                      last = (reinterpret_cast<std::uintptr_t>(data) + bytes - 1) / kSector;
+  const auto count = [&](std::int64_t& counted, std::uint64_t& accesses, std::vector<std::uint64_t>& sectors) {
+    counted += static_cast<std::int64_t>(bytes);
+    const std::uint64_t number = accesses++;
+    for (std::uint64_t s = first; s <= last; ++s) sectors.push_back(number << 44 | s);
+  };
+  if (access != Access::Store) count(counts_.loaded, me().loads, loaded_[warp()]);
+  if (access != Access::Load) count(counts_.stored, me().stores, stored_[warp()]);
+}
+
+// Lanes that touch one sector in the same access move it once.
+void Grid::count_sectors() {
+  const auto distinct = [](std::vector<std::vector<std::uint64_t>>& warps) {
+    std::int64_t n = 0;
+    for (auto& sectors : warps) {
+      std::sort(sectors.begin(), sectors.end());
+      n += std::unique(sectors.begin(), sectors.end()) - sectors.begin();
+    }
+    return n;
+  };
+  counts_.loaded_sectors += distinct(loaded_);
+  counts_.stored_sectors += distinct(stored_);
+}
+
+void count_access(Access access, const void* data, std::size_t bytes) {
+  Grid::running().count_access(access, data, bytes);
+}
+void* shared_memory(const void* key, std::size_t bytes) { return Grid::running().shared_memory(key, bytes); }
+void* dynamic_shared_memory() { return Grid::running().dynamic_shared_memory(); }
+
+}  // namespace cuda_emu
