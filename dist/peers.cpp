@@ -114,10 +114,11 @@ void Peers::ask_where(Clock::duration patience) {
 }
 
 // Looks for reasons to give up a wait in which nothing has moved since `moved`.
-void Peers::watch(Clock::time_point moved) {
+void Peers::watch(Clock::time_point moved, const Needs& needs) {
   const auto still = Clock::now() - moved;
   bool someone_gone = false;
-  if (still > kGoneGrace) for_others([&](int r, Other&) { someone_gone = someone_gone || transport_.gone(r); });
+  if (still > kGoneGrace)
+    for_others([&](int r, Other&) { someone_gone = someone_gone || (transport_.gone(r) && (!needs || needs(r))); });
   if (someone_gone || still > options_.timeout) {
     std::string line = standstill(still, someone_gone ? kInterruptAnswer : kAnswerTimeout);
     check();  // one that left in order has told more
@@ -131,7 +132,7 @@ void Peers::watch(Clock::time_point moved) {
   }
 }
 
-void Peers::wait(std::string_view doing, const Poll& poll) {
+void Peers::wait(std::string_view doing, const Poll& poll, const Needs& needs) {
   if (poll() == TransferProgress::Done) return;
   struct Doing {
     Doing(std::string_view& now, std::string_view what) : now_(now) { now_ = what; }
@@ -153,7 +154,7 @@ void Peers::wait(std::string_view doing, const Poll& poll) {
       const auto now = Clock::now();
       if (now - watched > kWatchInterval) {
         watched = now;
-        watch(moved);
+        watch(moved, needs);
       }
     }
     transport_.idle(round);
@@ -181,12 +182,15 @@ std::vector<std::string> Peers::collect(Channel channel, std::int64_t sequence, 
 
 std::vector<std::string> Peers::texts_of_all(const std::pair<char, std::int64_t>& key, const std::string& mine,
                                              std::string_view doing) {
-  wait(doing, [&] {
+  // A rank that handed in its text and has nothing to fetch may end while others are still at work.
+  const auto needs = [&](int r) { return !other(r).texts.contains(key) || !transport_.delivered(); };
+  const auto all_here = [&] {
     listen();
     bool all = true;
     for_others([&](int, Other& o) { all = all && o.texts.contains(key); });
     return all && transport_.delivered() ? TransferProgress::Done : TransferProgress::None;
-  });
+  };
+  wait(doing, all_here, needs);
   std::vector<std::string> texts(static_cast<std::size_t>(size_), mine);
   for_others([&](int r, Other& o) { texts[static_cast<std::size_t>(r)] = std::move(o.texts.extract(key).mapped()); });
   return texts;

@@ -29,7 +29,9 @@ class Peers {
         others_(static_cast<std::size_t>(size)) {}
 
   // Polls until Done. doing: "all_gather of block 3 (forward)".
-  void wait(std::string_view doing, const Poll& poll);
+  // needs: whether that rank's end makes the wait hopeless; without it, any rank's does.
+  using Needs = std::function<bool(int rank)>;
+  void wait(std::string_view doing, const Poll& poll, const Needs& needs = {});
   // Throws PeerFailed if another rank has left.
   void check();
   // Reads messages that have arrived, and answers questions; throws nothing about other ranks.
@@ -73,7 +75,7 @@ class Peers {
   template <class Heard>
   bool hear_from_all(Clock::time_point deadline, Heard heard);
   std::string standstill(Clock::duration waited, Clock::duration patience);
-  void watch(Clock::time_point moved);
+  void watch(Clock::time_point moved, const Needs& needs);
 
   Transport& transport_;
   const CommunicatorOptions& options_;

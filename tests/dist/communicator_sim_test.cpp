@@ -133,6 +133,25 @@ TEST(SimFailure, ALiveRankThatSkipsACollectiveIsNamedWithBothSides) {
   EXPECT_LT(o.seconds, 4);
 }
 
+TEST(SimFailure, ARankThatEndsOnceItHasHandedInItsTextIsNotMissed) {
+  std::vector<std::string> texts;
+  const Outcome o = run_failing(3, {}, [&](Communicator& c) {
+    if (c.rank() == 2) std::this_thread::sleep_for(600ms);  // rank 1 has long ended
+    const std::vector<std::string> all = c.collect(std::to_string(c.rank()));
+    if (c.rank() == 0) texts = all;
+  });
+  EXPECT_EQ(o.thrown, "");
+  EXPECT_EQ(texts, (std::vector<std::string>{"0", "1", "2"}));
+}
+
+TEST(SimFailure, ARankThatEndsWithoutItsTextIs) {
+  const Outcome o = run_failing(3, {}, [](Communicator& c) {
+    if (c.rank() != 2) c.collect("");
+  });
+  EXPECT_EQ(o.codes[0], ExitCode::PeerVanished);
+  EXPECT_TRUE(contains(o.texts[0], "rank 2 is gone")) << o.texts[0];
+}
+
 TEST(SimFailure, ARankThatDoesNotAnswerIsSaidToBeSilent) {
   SimOptions options;
   options.timeout = 200ms;
