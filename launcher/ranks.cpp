@@ -33,6 +33,14 @@ int run_and_leave(const Config& config, const MakeRankProgram& make, Communicato
   } catch (const PeerFailed& e) {
     return leave(e, ErrorOrigin::Peer);
   } catch (const FoundByAllRanks& e) {
+    // Not before all have found it: the one that says it for all must not first hear that another one left.
+    try {
+      comm.exchange("");
+    } catch (const PeerFailed&) {
+      // One is through already, and leaves; or one fails by itself, and says so.
+    } catch (const Error& vanished) {
+      return leave(vanished, ErrorOrigin::Here);
+    }
     return leave(e, ErrorOrigin::AllRanks);
   } catch (const Error& e) {
     return leave(e, ErrorOrigin::Here);

@@ -79,5 +79,19 @@ TEST(RanksAsThreads, SayWhereAKeyWasWrittenAndWhatAllOfThemFound) {
   EXPECT_EQ(outcome.said, (std::vector<std::string>{"rank 0 all: train: no", "rank 1 all: train: no"}));
 }
 
+TEST(RanksAsThreads, SayWhatAllOfThemFindAlsoIfTheFirstRankIsTheLastToFindIt) {
+  const Outcome outcome = run(3, [](Communicator& comm) {
+    std::vector<float> data(3);
+    const GatherBuffer buffer{data.data(), 1, DType::F32};
+    const Event gathered = comm.all_gather({&buffer, 1}, {"block", Pass::Forward});
+    if (comm.rank() == 0) std::this_thread::sleep_for(100ms);  // then its wait would hear of one that left
+    gathered.wait();
+    throw FoundByAllRanks("stopped");
+  });
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_EQ(outcome.said,
+            (std::vector<std::string>{"rank 0 all: stopped", "rank 1 all: stopped", "rank 2 all: stopped"}));
+}
+
 }  // namespace
 }  // namespace regather::testing
