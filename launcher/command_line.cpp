@@ -68,6 +68,12 @@ struct Arguments {
   FitOptions fit;
 };
 
+bool runs_ranks(const Arguments& arguments) {
+  using Command = Arguments::Command;
+  return arguments.command == Command::Train || arguments.command == Command::Compare ||
+         arguments.command == Command::Fit || (arguments.command == Command::Plan && arguments.plan.calibrate);
+}
+
 std::optional<int> whole(const char* text) {
   if (text == nullptr) return std::nullopt;
   char* end = nullptr;
@@ -227,7 +233,7 @@ std::string check_config(const Arguments& arguments, const LaunchPlace& place, c
       config = settled(written, make_model(written.model), ranks, costs_for(written, ranks));
     return describe_run(config, place);
   });
-  if (place.rank == 0 && !arguments.train.json_file.empty()) write_file(arguments.train.json_file, to_json(config));
+  if (!arguments.train.json_file.empty()) write_file(arguments.train.json_file, to_json(config));
   return fmt::format("# {}: valid\n{}{}", arguments.config, run, to_yaml(config));
 }
 
@@ -255,8 +261,7 @@ struct Training {
   std::optional<PlanOptions> plan{};        // then operations are measured, and a plan is made
   std::optional<FitOptions> fit{};          // then sizes are searched for
 };
-std::optional<Training> prepare(int argc, char** argv, const LaunchPlace& place, const ModelRegistry& models) {
-  const Arguments arguments = parse_arguments(argc, argv);
+std::optional<Training> prepare(const Arguments& arguments, const LaunchPlace& place, const ModelRegistry& models) {
   if (place.rank == 0 && !arguments.train.json_file.empty()) require_writable(arguments.train.json_file, "--json");
   std::string text;
   switch (arguments.command) {
@@ -269,7 +274,7 @@ std::optional<Training> prepare(int argc, char** argv, const LaunchPlace& place,
       Config config = load_config(arguments.config, arguments.sets, models);
       const PlanOptions options = plan_options(arguments, config, place);
       if (options.calibrate) return Training{std::move(config), arguments.train, {}, options};
-      if (place.rank == 0) text = plan_text(config, options);
+      text = plan_text(config, options);
       break;
     }
     case Arguments::Command::Fit: {
@@ -297,10 +302,8 @@ std::optional<Training> prepare(int argc, char** argv, const LaunchPlace& place,
       return Training{std::move(config), arguments.train, options};
     }
   }
-  if (place.rank == 0) {
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    if (std::fflush(stdout) != 0) throw Error("standard output cannot be written");
-  }
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  if (std::fflush(stdout) != 0) throw Error("standard output cannot be written");
   return std::nullopt;
 }
 
@@ -348,13 +351,19 @@ std::string error_lines(const Error& error, ErrorOrigin origin, const LaunchPlac
 int run_command_line(int argc, char** argv, const LaunchPlace& place,
                      const std::function<void(const Error&)>& tell_others, const ModelRegistry& models) {
   std::optional<Training> train;
+  bool others_join = place.ranks > 1;
   const auto failed = [&](const Error& error, ErrorOrigin origin = ErrorOrigin::Here) {
     report(error, origin, place);
-    if (place.ranks > 1) tell_others(error);
+    if (others_join) tell_others(error);
     return static_cast<int>(error.code());
   };
   try {
-    train = prepare(argc, argv, place, models);
+    const Arguments arguments = parse_arguments(argc, argv);
+    if (!runs_ranks(arguments)) {  // rank 0 does it alone, and meets nobody
+      if (place.rank != 0) return static_cast<int>(ExitCode::Done);
+      others_join = false;
+    }
+    train = prepare(arguments, place, models);
   } catch (const FoundByAllRanks& e) {
     return failed(e, ErrorOrigin::AllRanks);
   } catch (const Error& e) {

@@ -107,6 +107,8 @@ says err "optimizer"
 refusal=$(grep "regather: error:" err)
 run 3 mpi 2 "$program" check c.yaml --set memory.limit=64KiB --set output=run_small
 [[ $(grep "regather: error:" err) == "$refusal" ]] || fail "check refuses in other words: $refusal"
+run 2 mpi 2 "$program" check c.yaml --json no/such/folder.json
+lines err "regather: error: --json: value 'no/such/folder.json' cannot be written" 1
 run 2 mpi 2 "$program" train c.yaml --set output=run_small --json no/such/folder.json
 lines err "regather: error: --json: value 'no/such/folder.json' cannot be written" 1
 [[ ! -e run_small ]] || fail "a refused run made its folder"

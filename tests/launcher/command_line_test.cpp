@@ -168,6 +168,16 @@ TEST_F(CommandLine, UnderMpirunUsageErrorsAreSaidOnceAndAllRanksLeaveTogether) {
   EXPECT_EQ(run({"train", config("trian: 1\n")}).told, "");
 }
 
+TEST_F(CommandLine, WhatNeedsNoRanksFailsOnTheFirstAloneAndTellsNobody) {
+  const std::vector<std::string> arguments = {"check", config(), "--json", (folder_ / "none" / "x.json").string()};
+  for (const int rank : {0, 1}) {
+    const Outcome outcome = run(arguments, {rank, 2});
+    EXPECT_EQ(outcome.code, rank == 0 ? 2 : 0);
+    EXPECT_EQ(outcome.err.empty(), rank != 0) << outcome.err;
+    EXPECT_EQ(outcome.told, "");
+  }
+}
+
 TEST_F(CommandLine, OnlyTheFirstRankSpeaks) {
   EXPECT_EQ(run({"--help"}, {1, 2}).out, "");
   EXPECT_EQ(run({"check", config()}, {1, 2}).out, "");
