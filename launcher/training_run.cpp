@@ -186,9 +186,25 @@ void TrainingRun::run() {
     folder_->write_summary(summary);
     if (!options_.json_file.empty()) write_file(options_.json_file, to_json(summary));
   }
+  if (!summary.expected_matches) note_differences_of_others();
   if (profiler_) report_profile();
   if (speaks())
     progress_->note(end_line(summary, stopped ? RunEnd::Signal : RunEnd::AsAsked, folder_->file(RunFolder::kSummary)));
+}
+
+// Rank 0 says its own at once, and those of the others, which it does not see, at the end.
+void TrainingRun::note_differences(const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) {
+    if (speaks()) progress_->note("communication differs from the plan: " + line);
+    if (std::ranges::find(differed_, line) == differed_.end()) differed_.push_back(line);
+  }
+}
+
+void TrainingRun::note_differences_of_others() {
+  const std::vector<std::string> of_ranks = comm_.collect(nlohmann::json(differed_).dump());
+  for (std::size_t rank = 1; rank < of_ranks.size(); ++rank)
+    for (const auto& line : nlohmann::json::parse(of_ranks[rank]).get<std::vector<std::string>>())
+      progress_->note(fmt::format("communication of rank {} differs from the plan: {}", rank, line));
 }
 
 void TrainingRun::report_profile() {
@@ -217,10 +233,9 @@ void TrainingRun::train_step(std::int64_t step) {
     for (const auto& [key, counts] : report.collectives) m.wire_bytes += counts.wire_bytes;
     m.skipped = report.skipped;
     metrics_->append(m);
-    for (const std::string& line : report.audit) progress_->note("communication differs from the plan: " + line);
     progress_->step(m);
   }
-  communicated_as_planned_ = communicated_as_planned_ && report.audit.empty();
+  note_differences(report.audit);
   if (!reports_.empty()) reports_.back().collectives.clear();  // only the last step's are reported
   reports_.push_back(std::move(report));
 }
@@ -231,13 +246,12 @@ void TrainingRun::evaluate(std::int64_t step) {
   const EvaluationReport report = trainer_->evaluate(in.data.evaluation_batches(in.grid), [&](std::int64_t i) {
     return in.data.evaluation_batch(device_.memory, in.grid, comm_.rank(), i);
   });
-  communicated_as_planned_ = communicated_as_planned_ && report.audit.empty();
+  note_differences(report.audit);
   if (!speaks()) return;
   const EvalMetrics m{step, report.loss,
                       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
   evaluations_.push_back(m);
   metrics_->append(m);
-  for (const std::string& line : report.audit) progress_->note("communication differs from the plan: " + line);
   progress_->evaluation(m);
 }
 
@@ -259,7 +273,7 @@ RunSummary TrainingRun::summarize() {
   s.collectives_per_step = last.collectives;
 
   std::vector<std::int64_t> mine{device_.memory.peak_total(), resident_memory().peak, baseline_resident_,
-                                 forecast_.peak, communicated_as_planned_ ? 0 : 1};
+                                 forecast_.peak, differed_.empty() ? 0 : 1};
   for (Tag tag : kAllTags) mine.push_back(device_.memory.at_peak()[index(tag)]);
   for (Tag tag : kAllTags) mine.push_back(device_.memory.peak(tag));
   const auto nanoseconds = [](double time) { return static_cast<std::int64_t>(time * 1e9); };

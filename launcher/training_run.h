@@ -33,6 +33,8 @@ class TrainingRun final : public RankProgram {
   void evaluate(std::int64_t step);
   std::vector<Batch> batches(std::int64_t step);
   void speak_banner(const std::vector<std::string>& places);
+  void note_differences(const std::vector<std::string>& lines);
+  void note_differences_of_others();
   void report_profile();
   RunSummary summarize();
   bool speaks() const { return comm_.rank() == 0; }
@@ -51,7 +53,7 @@ class TrainingRun final : public RankProgram {
   std::unique_ptr<Progress> progress_;
   std::vector<StepReport> reports_;
   std::vector<EvalMetrics> evaluations_;
-  bool communicated_as_planned_ = true;
+  std::vector<std::string> differed_;  // lines, each once: where communication was not as planned, on this rank
 };
 
 }  // namespace regather
