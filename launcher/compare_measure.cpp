@@ -78,7 +78,7 @@ void combine_ranks(PolicyResult& result, const std::vector<std::string>& of_rank
     result.gradient_difference = std::max(result.gradient_difference, number(of_rank.at("gradient")));
   }
   result.step_seconds.push_back(median(slowest));
-  result.spread = half_range(slowest);  // of the only round; else see conclude()
+  result.spreads.push_back(half_range(slowest));
 }
 
 // What policies measured after so many rounds, others did not.
@@ -87,7 +87,10 @@ void keep_rounds(Comparison& comparison, std::int64_t rounds) {
     throw FoundByAllRanks("stopped by a signal before every policy was measured once: there is nothing to compare");
   comparison.rounds = rounds;
   for (PolicyResult& p : comparison.policies)
-    if (p.ran()) p.step_seconds.resize(static_cast<std::size_t>(rounds));
+    if (p.ran()) {
+      p.step_seconds.resize(static_cast<std::size_t>(rounds));
+      p.spreads.resize(static_cast<std::size_t>(rounds));
+    }
 }
 
 void conclude(Comparison& comparison) {
@@ -96,7 +99,7 @@ void conclude(Comparison& comparison) {
     const PolicyResult& reference = comparison.policies[static_cast<std::size_t>(comparison.reference)];
     p.seconds = median(p.step_seconds);
     p.tokens_per_second = p.seconds > 0 ? static_cast<double>(p.tokens) / p.seconds : 0;
-    if (p.step_seconds.size() > 1) p.spread = half_range(p.step_seconds);
+    p.spread = p.step_seconds.size() > 1 ? half_range(p.step_seconds) : p.spreads.front();
     std::vector<double> ratios;
     for (std::size_t r = 0; r < p.step_seconds.size(); ++r)
       if (reference.step_seconds[r] > 0) ratios.push_back(p.step_seconds[r] / reference.step_seconds[r]);

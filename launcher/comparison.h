@@ -34,8 +34,9 @@ struct PolicyResult {
   MemoryPeak planned, measured;
   std::int64_t resident_growth = 0;  // of the process, at its peak, from before the model was made
   std::vector<double> step_seconds;  // by round, the median of its measured steps
+  std::vector<double> spreads;       // by round, half the range of those steps, by the median
   double seconds = 0;                // the median over the rounds
-  double spread = 0;                 // half the range of the rounds (or of the steps of the only one), by the median
+  double spread = 0;                 // half the range of the rounds, by the median; of the only one: its steps'
   double slowdown = 1;               // median over the rounds of the ratio to the reference
   std::int64_t tokens = 0;           // of a step and all ranks
   double tokens_per_second = 0, recomputed_flops = 0, forward_flops = 0;

@@ -157,7 +157,13 @@ TEST(Compare, ASignalEndsItAfterTheRoundsThatAreComplete) {
   for (const auto& [steps, rounds] : std::map<int, int>{{5, 1}, {6, 1}, {8, 1}, {9, 1}, {10, 2}, {14, 3}}) {
     const Comparison c = stopped_after(steps);
     EXPECT_EQ(c.rounds, rounds) << steps;
-    for (const PolicyResult& p : c.policies) EXPECT_EQ(p.step_seconds.size(), static_cast<std::size_t>(rounds));
+    for (const PolicyResult& p : c.policies) {
+      EXPECT_EQ(p.step_seconds.size(), static_cast<std::size_t>(rounds));
+      EXPECT_EQ(p.spreads.size(), static_cast<std::size_t>(rounds));
+      if (rounds == 1) {
+        EXPECT_EQ(p.spread, p.spreads.front());
+      }
+    }
     EXPECT_TRUE(holds(c));
     EXPECT_GT(c.policies[1].slowdown, 0);
   }
