@@ -32,13 +32,14 @@ class Shadow {
 }  // namespace
 
 BlockRunner::BlockRunner(const Part& part, std::string name, std::vector<ShardUnit*> units, Device& device,
-                         SavePlan plan, int micro_batches, Offloader* offloader)
+                         SavePlan plan, int micro_batches, InputGradients input_gradients, Offloader* offloader)
     : part_(part),
       name_(std::move(name)),
       units_(std::move(units)),
       device_(device),
       plan_(std::move(plan)),
       offloader_(offloader),
+      input_gradients_(input_gradients),
       tapes_(static_cast<std::size_t>(micro_batches)) {}
 
 std::vector<ShardUnit::Lease> BlockRunner::acquire(Pass pass, const Acquired& acquired) {
@@ -65,7 +66,8 @@ Gradients BlockRunner::gradients(const std::vector<ShardUnit*>& reduces) {
 }
 
 Activations BlockRunner::record(Tape& tape, Activations x, const ParamView& params) {
-  for (std::size_t i = 0; i < x.size(); ++i) x[i] = tape.input(std::move(x[i]), part_.block->differentiable(i));
+  const bool read = input_gradients_ == InputGradients::Read;
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = tape.input(std::move(x[i]), read && part_.block->differentiable(i));
   Run run{device_, params, &tape};
   Activations y = part_.block->forward(run, x);
   x.clear();

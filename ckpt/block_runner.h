@@ -13,10 +13,12 @@ namespace regather {
 
 class BlockRunner {
  public:
-  // plan: what forward keeps. name: for messages ("block 7").
-  // offloader: where values go that the plan offloads.
+  // plan: what forward keeps. name: for messages ("block 7"). Unread: nothing before this part is trained, so that the
+  // gradients of its inputs are not computed; those of its parameters are. offloader: where values go that the plan
+  // offloads.
+  enum class InputGradients { Read, Unread };
   BlockRunner(const Part& part, std::string name, std::vector<ShardUnit*> units, Device& device, SavePlan plan,
-              int micro_batches, Offloader* offloader = nullptr);
+              int micro_batches, InputGradients input_gradients, Offloader* offloader = nullptr);
 
   // Called when the units are acquired and before anything is computed: the time to start the next gather.
   using Acquired = std::function<void()>;
@@ -57,6 +59,7 @@ class BlockRunner {
   SavePlan plan_;
   Offloader* offloader_;
   bool audit_ = false;
+  InputGradients input_gradients_;
   std::vector<std::unique_ptr<Tape>> tapes_;
 };
 

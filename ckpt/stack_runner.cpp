@@ -38,13 +38,26 @@ StackRunner::StackRunner(const Model& model, Device& device, Communicator& comm,
         model.units[u], block ? "block" : model.units[u].name, device, comm,
         UnitOptions{options_.strategy, options_.seed, std::max(1, plan_.reductions_of_unit[u])}));
   }
+  make_runners();
+}
+
+// Gradients flow down to the first part that is trained, and no further.
+void StackRunner::make_runners() {
   const int micro = options_.plan.micro_batches;
-  for (std::size_t b = 0; b < model.blocks.size(); ++b)
-    blocks_.emplace_back(model.blocks[b], fmt::format("block {}", b), pointers(part_units_.blocks[b]), device,
-                         options_.checkpoint.blocks[b], micro, &offloader_);
-  embedding_ = std::make_unique<BlockRunner>(model.embedding, "embedding", pointers(part_units_.embedding), device,
-                                             keep_all(), micro);
-  head_ = std::make_unique<BlockRunner>(model.head, "head", pointers(part_units_.head), device, keep_all(), micro);
+  auto reads = BlockRunner::InputGradients::Unread;
+  const auto trains = [&](const std::vector<int>& units) {
+    if (std::ranges::any_of(pointers(units), &ShardUnit::has_trainable)) reads = BlockRunner::InputGradients::Read;
+  };
+  embedding_ = std::make_unique<BlockRunner>(model_.embedding, "embedding", pointers(part_units_.embedding), device_,
+                                             keep_all(), micro, reads);
+  trains(part_units_.embedding);
+  for (std::size_t b = 0; b < model_.blocks.size(); ++b) {
+    blocks_.emplace_back(model_.blocks[b], fmt::format("block {}", b), pointers(part_units_.blocks[b]), device_,
+                         options_.checkpoint.blocks[b], micro, reads, &offloader_);
+    trains(part_units_.blocks[b]);
+  }
+  head_ =
+      std::make_unique<BlockRunner>(model_.head, "head", pointers(part_units_.head), device_, keep_all(), micro, reads);
 }
 
 BlockRunner& StackRunner::runner(int part) {

@@ -51,6 +51,7 @@ class StackRunner {
 
  private:
   using Flow = std::vector<Activations>;  // by micro-batch: what the next action receives, activations or gradients
+  void make_runners();
   BlockRunner& runner(int part);
   std::vector<ShardUnit*> pointers(const std::vector<int>& units);
   std::vector<UnitVolume> volumes() const;

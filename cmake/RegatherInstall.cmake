@@ -10,7 +10,7 @@ foreach(layer ${layers})
   set_target_properties(regather_${layer} PROPERTIES EXPORT_NAME ${name})
   install(TARGETS regather_${layer} EXPORT Regather ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
   install(DIRECTORY "${PROJECT_SOURCE_DIR}/${layer}" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/regather" FILES_MATCHING PATTERN "*.h"
-          PATTERN "main" EXCLUDE PATTERN "kernels" EXCLUDE PATTERN "cuda" EXCLUDE PATTERN "mpi_*" EXCLUDE)  # of one source's or backend's own
+          PATTERN "main" EXCLUDE PATTERN "kernels" EXCLUDE PATTERN "cuda" EXCLUDE PATTERN "mpi_*" EXCLUDE PATTERN "*_parts.h" EXCLUDE)  # of one source's or backend's own
 endforeach()
 add_library(regather::train ALIAS regather_launcher)
 

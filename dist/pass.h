@@ -10,6 +10,7 @@ enum class Pass {
   Backward,
   Optimizer,
   Evaluation,
+  Save,
   Step
 };  // Step: scalars of a step (tokens, loss, norm)
 constexpr std::string_view name_of(Pass pass) {
@@ -19,6 +20,7 @@ constexpr std::string_view name_of(Pass pass) {
     case Pass::Backward: return "backward";
     case Pass::Optimizer: return "optimizer";
     case Pass::Evaluation: return "evaluation";
+    case Pass::Save: return "save";
     case Pass::Step: return "step";
   }
   return "?";

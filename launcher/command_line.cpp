@@ -214,6 +214,7 @@ std::string describe_run(const Config& config, const LaunchPlace& place) {
     text += fmt::format("# {}: {}\n", name, value);
   };
   line("model", fmt::format("{} parameters, {} trained", parameters.all, parameters.trainable));
+  if (config.model.lora.rank > 0) line("adapters", describe_adapters(config.model.lora));
   line("batch", describe_batch(config, ranks));
   line("sharding", describe_sharding(config));
   line("checkpointing", describe_checkpointing(config));

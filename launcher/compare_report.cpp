@@ -89,7 +89,7 @@ std::string advice(const Comparison& c, const PolicyResult& p, Tag tag) {
     case Tag::Parameters:
     case Tag::Gradients:
     case Tag::Optimizer:
-      return c.sharded ? "shard over more ranks or train fewer parameters (model.frozen)"
+      return c.sharded ? "shard over more ranks or train fewer parameters (model.frozen, model.lora)"
                        : "shard it over the ranks (sharding.strategy: full)";
     case Tag::Gathered:
       return c.resident_slots > 1 ? "fewer full blocks at a time (sharding.resident_slots) need less"

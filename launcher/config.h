@@ -16,14 +16,14 @@
 
 namespace regather {
 
-struct LoraConfig {
-  std::int64_t rank = 0;
-  double alpha = 16;
-  std::vector<std::string> targets = {"attn.qkv", "attn.proj"};
+struct LoraKeys {
+  LoraOptions& lora;
   void describe(Keys& k) {
-    k.integer("rank", rank, between(0, 1 << 16), "rank of the adapters; 0: none").also({"lora_r", "lora_rank"}).later();
-    k.number("alpha", alpha, above(0), "scale of the adapters: alpha / rank").also({"lora_alpha"}).later();
-    k.list("targets", targets, "which linear layers get an adapter").also({"target_modules"}).later();
+    k.integer("rank", lora.rank, between(0, 1 << 16), "rank of the adapters, which alone are trained; 0: none")
+        .also({"lora_r", "lora_rank", "r"});
+    k.number("alpha", lora.alpha, above(0), "what an adapter computes is scaled by alpha / rank").also({"lora_alpha"});
+    k.list("targets", lora.targets, "which linear layers get an adapter: names, or patterns with *")
+        .also({"target_modules"});
   }
 };
 
@@ -33,7 +33,6 @@ std::vector<KeyOption> names_of(const ModelRegistry& models);
 struct ModelSection : ModelConfig {
   std::optional<std::int64_t> chosen_vocab;
   ModelRegistry types = built_in_models();
-  LoraConfig lora;
   void describe(Keys& k) {
     k.choice("type", type, names_of(types), "the architecture").also({"name", "architecture", "model_type"});
     k.integer("layers", layers, between(1, 1 << 16), "transformer blocks")
@@ -55,7 +54,8 @@ struct ModelSection : ModelConfig {
     k.flag("tie_embeddings", tie_embeddings, "the head uses the embedding's table").also({"tie_word_embeddings"});
     k.number("init_std", init_std, above(0), "standard deviation of initial weights").also({"initializer_range"});
     k.list("frozen", frozen, "parameters that are not trained: names, or patterns with *").also({"freeze"});
-    k.section("lora", lora, "low-rank adapters");
+    LoraKeys adapters{lora};
+    k.section("lora", adapters, "low-rank adapters of linear layers; everything else is frozen");
   }
 };
 

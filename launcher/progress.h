@@ -15,6 +15,8 @@ namespace regather {
 
 // "checkpointing     every_n_layers 2: layers 0, 2, 4 of 6"
 std::string describe_checkpointing(const Config& config);
+// "rank 8, alpha 16, of attn.qkv, attn.proj; everything else is frozen"
+std::string describe_adapters(const LoraOptions& lora);
 // "micro_batch 4 x accumulation 1 x ranks 2 = 8 sequences, 2048 tokens a step"
 std::string describe_batch(const Config& config, std::int64_t ranks);
 // The bytes of gradients that outlive a block's backward; if it matters, for both reduce modes. Padding is left out.

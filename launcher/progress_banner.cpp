@@ -88,6 +88,11 @@ std::string describe_checkpointing(const Config& config) {
   return text;
 }
 
+std::string describe_adapters(const LoraOptions& lora) {
+  return fmt::format("rank {}, alpha {}, of {}; everything else is frozen", lora.rank, lora.alpha,
+                     fmt::join(lora.targets, ", "));
+}
+
 std::string describe_batch(const Config& config, std::int64_t ranks) {
   const std::int64_t sequences = global_batch(config, ranks);
   return fmt::format("micro_batch {} x accumulation {} x ranks {} = {} sequences, {} tokens a step",
@@ -148,6 +153,7 @@ std::string start_banner(const Config& config, const RunBanner& b) {
                    counted(b.threads, "thread"), counted(b.cpus, "CPU"), b.host.empty() ? "" : " on " + b.host));
   line("model", fmt::format("{}, {}, {} parameters ({} trained)", config.model.type,
                             counted(config.model.layers, "layer"), p.all, p.trainable));
+  if (config.model.lora.rank > 0) line("adapters", describe_adapters(config.model.lora));
   line("weight decay", fmt::format("{} with ({}), {} without ({})", counted(p.decay_tensors, "tensor"),
                                    counted(p.decay, "element"), p.no_decay_tensors, counted(p.no_decay, "element")));
   line("batch", describe_batch(config, b.ranks));

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "launcher/adapter_file.h"
 #include "launcher/config_value.h"
 
 namespace regather {
@@ -115,6 +116,15 @@ bool written_by_a_run(const std::string& name) {
   return events || std::ranges::find(kWhole, name) != kWhole.end();
 }
 
+// Files of an earlier run that are in a folder of their own; the folder, if nothing else is in it.
+void remove_adapter(const std::filesystem::path& folder, std::error_code& error) {
+  for (const std::string_view name : {kAdapterModel, kAdapterConfig}) {
+    std::filesystem::remove(folder / name, error);
+    if (error) return;
+  }
+  if (std::filesystem::is_empty(folder, error)) std::filesystem::remove(folder, error);
+}
+
 [[noreturn]] void refuse_folder(const std::filesystem::path& folder, std::string_view why) {
   throw UsageError(fmt::format("output: value '{}' {}", folder.string(), why));
 }
@@ -192,6 +202,7 @@ RunFolder::RunFolder(std::filesystem::path folder, Existing existing) : folder_(
   for (const auto& file : entries_of(folder_)) {
     const std::string name = file.filename().string();
     if (written_by_a_run(name)) std::filesystem::remove(file, error);
+    if (name == kAdapter && std::filesystem::is_directory(file)) remove_adapter(file, error);
     if (error) refuse_folder(folder_, fmt::format("holds {}, which cannot be removed: {}", name, error.message()));
   }
 }

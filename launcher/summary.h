@@ -87,6 +87,7 @@ class RunFolder {
   void write_config(const Config& config) const;
   void write_summary(const RunSummary& summary) const;
 
+  static constexpr std::string_view kAdapter = "adapter";  // a folder, of a LoRA run
   static constexpr std::string_view kConfig = "config.yaml", kSummary = "summary.json", kMetrics = "metrics.jsonl",
                                     kProfile = "profile.json", kTrace = "trace.json";
   static constexpr std::string_view kEventsPrefix = "events.out.tfevents.", kEventsSuffix = ".regather";

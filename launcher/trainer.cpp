@@ -136,7 +136,9 @@ void Trainer::check_every_parameter_learns(StepReport& report) {
                         p.name));
       trainable.push_back(&p);
     }
-  if (updates_ >= kStepsToLearn) return;  // steps that were skipped show nothing
+  // Steps that were skipped show nothing, and neither does a rate of zero: half of an adapter learns once the other
+  // half has changed.
+  if (updates_ >= kStepsToLearn || report.lr == 0) return;
   report.looked_at_each = true;
   std::vector<double> nonzero = optimizer_->nonzero_gradients();
   comm_.all_reduce(nonzero, kScalars);

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "launcher/adapter_file.h"
 #include "launcher/calibrate.h"
 #include "launcher/keep_plan.h"
 #include "launcher/machine.h"
@@ -180,6 +181,7 @@ void TrainingRun::run() {
     if (config_.eval.every > 0 && step % config_.eval.every == 0) evaluate(step);
     stopped = trainer_->stop_asked();
   }
+  if (config_.model.lora.rank > 0) write_adapter();
   const RunSummary summary = summarize();
   if (speaks()) {
     progress_->finish();
@@ -253,6 +255,12 @@ void TrainingRun::evaluate(std::int64_t step) {
   evaluations_.push_back(m);
   metrics_->append(m);
   progress_->evaluation(m);
+}
+
+void TrainingRun::write_adapter() {
+  comm_.set_where("writing the adapter");
+  std::vector<NamedTensor> tensors = gather_adapters(trainer_->stack(), comm_);
+  if (speaks()) write_adapters(folder_->file(RunFolder::kAdapter), std::move(tensors), model_, config_.model.lora);
 }
 
 RunSummary TrainingRun::summarize() {

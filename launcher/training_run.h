@@ -31,6 +31,7 @@ class TrainingRun final : public RankProgram {
  private:
   void train_step(std::int64_t step);
   void evaluate(std::int64_t step);
+  void write_adapter();
   std::vector<Batch> batches(std::int64_t step);
   void speak_banner(const std::vector<std::string>& places);
   void note_differences(const std::vector<std::string>& lines);

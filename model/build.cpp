@@ -41,12 +41,13 @@ void check_sizes(const ModelConfig& m) {
     throw UsageError(fmt::format("model.init_std: must be at least 0 and finite, but is {}", m.init_std));
 }
 
-ModelBuilder::ModelBuilder(const ModelConfig& config) : frozen_(config.frozen) {
+ModelBuilder::ModelBuilder(const ModelConfig& config) : frozen_(config.frozen), lora_(config.lora) {
   model_.vocab = config.vocab;
   model_.max_sequence = config.max_sequence;
 }
 
-int ModelBuilder::unit(UnitSpec spec) {
+int ModelBuilder::unit(UnitSpec spec, const std::vector<LinearLayer>& layers) {
+  lora_.add(spec, layers);
   model_.units.push_back(std::move(spec));
   return static_cast<int>(model_.units.size()) - 1;
 }
@@ -61,6 +62,11 @@ void ModelBuilder::block(std::unique_ptr<const Block> block, std::vector<int> un
 
 void ModelBuilder::head(std::unique_ptr<const Block> block, std::vector<int> units) {
   model_.head = {std::move(block), std::move(units)};
+}
+
+void ModelBuilder::original(std::string prefix, Matrices matrices) {
+  model_.prefix_in_files = std::move(prefix);
+  model_.transposed_in_files = matrices == Matrices::Transposed;
 }
 
 void ModelBuilder::freeze() {
@@ -83,6 +89,7 @@ void ModelBuilder::freeze() {
 }
 
 Model ModelBuilder::finish() && {
+  lora_.finish(model_);
   freeze();
   return std::move(model_);
 }

@@ -6,6 +6,13 @@
 
 namespace regather {
 
+// Low-rank adapters; see model/lora.h.
+struct LoraOptions {
+  std::int64_t rank = 0;                                         // 0: none
+  double alpha = 16;                                             // what they compute is scaled by alpha / rank
+  std::vector<std::string> targets = {"attn.qkv", "attn.proj"};  // linear layers of the model, or patterns with *
+};
+
 struct ModelConfig {
   std::string type = "gpt2";
   std::int64_t layers = 6, hidden = 384, heads = 6;
@@ -17,6 +24,7 @@ struct ModelConfig {
   bool tie_embeddings = true;
   float init_std = 0.02F;             // of every weight matrix; residual projections get init_std / sqrt(2 layers)
   std::vector<std::string> frozen{};  // parameter names or patterns with *: not trained
+  LoraOptions lora{};
 };
 
 }  // namespace regather

@@ -97,6 +97,15 @@ UnitSpec block_unit(const ModelConfig& m, std::int64_t layer) {
            weight(h + "mlp.c_proj.weight", c, f, residual), bias(h + "mlp.c_proj.bias", c)}};
 }
 
+// What model.lora.targets may name.
+std::vector<LinearLayer> linear_layers(std::int64_t layer) {
+  const std::string h = fmt::format("h.{}.", layer);
+  return {{"attn.qkv", h + "attn.c_attn", Gpt2Block::kQkv},
+          {"attn.proj", h + "attn.c_proj", Gpt2Block::kProjection},
+          {"mlp.up", h + "mlp.c_fc", Gpt2Block::kUp},
+          {"mlp.down", h + "mlp.c_proj", Gpt2Block::kDown}};
+}
+
 }  // namespace
 
 Model make_gpt2(const ModelConfig& config) {
@@ -109,12 +118,13 @@ Model make_gpt2(const ModelConfig& config) {
     throw UsageError(fmt::format("model.rope_theta: gpt2 learns its positions and cannot use {}", m.rope_theta));
 
   ModelBuilder build(m);
+  build.original("transformer.", ModelBuilder::Matrices::Transposed);
   const Init init = normal(m.init_std);
   const int wte = build.unit({"wte", {weight("wte.weight", m.vocab, m.hidden, init)}});
   const int wpe = build.unit({"wpe", {weight("wpe.weight", m.max_sequence, m.hidden, init)}});
   build.embedding(std::make_unique<Gpt2Embedding>(m.dropout), {wte, wpe});
   for (std::int64_t i = 0; i < m.layers; ++i)
-    build.block(std::make_unique<Gpt2Block>(m.heads, m.dropout), {build.unit(block_unit(m, i))});
+    build.block(std::make_unique<Gpt2Block>(m.heads, m.dropout), {build.unit(block_unit(m, i), linear_layers(i))});
   UnitSpec head{"head", {norm_gain("ln_f.weight", m.hidden), bias("ln_f.bias", m.hidden)}};
   if (!m.tie_embeddings) head.params.push_back(weight("lm_head.weight", m.vocab, m.hidden, init));
   std::vector<int> head_units{build.unit(std::move(head))};

@@ -104,6 +104,19 @@ UnitSpec block_unit(const ModelConfig& m, std::int64_t layer) {
            weight(p + "mlp.down_proj.weight", c, f, residual)}};
 }
 
+// What model.lora.targets may name. The fused weight is three layers in the original, and so for adapters.
+std::vector<LinearLayer> linear_layers(const ModelConfig& m, std::int64_t layer) {
+  const std::int64_t c = m.hidden, kv = m.kv_heads * (c / m.heads);
+  const std::string p = fmt::format("model.layers.{}.", layer);
+  return {{"attn.q", p + "self_attn.q_proj", LlamaBlock::kQkv, 0, c, "attn.qkv"},
+          {"attn.k", p + "self_attn.k_proj", LlamaBlock::kQkv, c, kv, "attn.qkv"},
+          {"attn.v", p + "self_attn.v_proj", LlamaBlock::kQkv, c + kv, kv, "attn.qkv"},
+          {"attn.proj", p + "self_attn.o_proj", LlamaBlock::kProjection},
+          {"mlp.gate", p + "mlp.gate_proj", LlamaBlock::kGate},
+          {"mlp.up", p + "mlp.up_proj", LlamaBlock::kUp},
+          {"mlp.down", p + "mlp.down_proj", LlamaBlock::kDown}};
+}
+
 void check_llama(const ModelConfig& m) {
   check_sizes(m);
   if (m.kv_heads < 1 || m.heads % m.kv_heads != 0)
@@ -128,7 +141,7 @@ Model make_llama(const ModelConfig& config) {
   build.embedding(std::make_unique<LlamaEmbedding>(m.dropout), {wte});
   const LlamaSizes sizes{m.heads, m.kv_heads, m.rope_theta, m.dropout};
   for (std::int64_t i = 0; i < m.layers; ++i)
-    build.block(std::make_unique<LlamaBlock>(sizes), {build.unit(block_unit(m, i))});
+    build.block(std::make_unique<LlamaBlock>(sizes), {build.unit(block_unit(m, i), linear_layers(m, i))});
   UnitSpec head{"head", {norm_gain("model.norm.weight", m.hidden)}};
   if (!m.tie_embeddings) head.params.push_back(weight("lm_head.weight", m.vocab, m.hidden, init));
   std::vector<int> head_units{build.unit(std::move(head))};

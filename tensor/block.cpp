@@ -42,6 +42,14 @@ Activations execute(const Op& op, Device& device, std::span<const Tensor> in, co
 }
 
 Activations Run::apply(std::unique_ptr<const Op> op, Activations in, std::vector<int> param_ids) {
+  if (tape && observer) {
+    const Op& seen = *op;  // the tape keeps it
+    const Activations inputs = in;
+    const std::vector<int> ids = param_ids;
+    Activations out = tape->record(std::move(op), std::move(in), params, std::move(param_ids));
+    observer->recorded(seen, inputs, out, ids);
+    return out;
+  }
   if (tape) return tape->record(std::move(op), std::move(in), params, std::move(param_ids));
   const RngKey here{key.seed, key.step, key.sequence, key.block, key.op++};
   return with_context([&] { return std::string(op->name()); },

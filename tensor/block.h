@@ -12,12 +12,21 @@
 
 namespace regather {
 
+// Sees the operations of a recorded forward, for who checks them: the operation and the run's own values.
+class OpObserver {
+ public:
+  virtual ~OpObserver() = default;
+  virtual void recorded(const Op& op, const Activations& in, const Activations& out,
+                        std::span<const int> param_ids) = 0;
+};
+
 // `y = run.apply(...)` executes now and, with a tape, records. No tape: evaluation.
 struct Run {
   Device& device;
   const ParamView& params;
   Tape* tape = nullptr;
   RngKey key{};
+  OpObserver* observer = nullptr;
   Activations apply(std::unique_ptr<const Op> op, Activations in, std::vector<int> param_ids = {});
   Tensor mark(std::string_view name, Tensor y) const { return tape ? tape->mark(name, std::move(y)) : y; }
 };
@@ -56,6 +65,9 @@ struct Model {
   std::vector<Part> blocks;
   Part head;
   std::int64_t vocab = 0, max_sequence = 0;
+  // Files of the model's original call a parameter by this and its name, and may store a block's matrices transposed.
+  std::string prefix_in_files{};
+  bool transposed_in_files = false;
 
   std::int64_t num_parameters() const;
 };

@@ -14,20 +14,31 @@ namespace regather {
 
 // Start values are a function of (seed, parameter name, element index) alone: the same on any number of ranks.
 struct Init {
-  enum class Kind { Zeros, Ones, Normal } kind = Kind::Zeros;
-  float std = 0.0F;
+  enum class Kind { Zeros, Ones, Normal, Uniform } kind = Kind::Zeros;
+  float std = 0.0F;    // Normal
+  float bound = 0.0F;  // Uniform: in [-bound, bound)
 };
 inline Init zeros() { return {}; }
 inline Init ones() { return {Init::Kind::Ones, 0.0F}; }
 inline Init normal(float std) { return {Init::Kind::Normal, std}; }
+inline Init uniform(float bound) { return {Init::Kind::Uniform, 0.0F, bound}; }
+
+// What is added to rows [first, first + rows) of a weight [O, C] (Hu et al., "LoRA", 2021): scale * up down, with down
+// [rank, C] and up [rows, rank] parameters of the weight's unit, so many places after it in the unit's table.
+struct Adapter {
+  int down = 0, up = 0;
+  std::int64_t first = 0, rows = 0;
+  float scale = 1.0F;
+};
 
 struct ParamInfo {
   std::string name;  // full name, unique in the model: "h.3.attn.c_attn.weight"
   Shape shape;
   Init init{};
-  bool decay = true;      // weight decay applies (not to biases and norm gains)
-  bool trainable = true;  // frozen parameters have no gradient, reduction or optimizer state
-  bool optional = false;  // may stay without a gradient in a step
+  bool decay = true;                // weight decay applies (not to biases and norm gains)
+  bool trainable = true;            // frozen parameters have no gradient, reduction or optimizer state
+  bool optional = false;            // may stay without a gradient in a step
+  std::vector<Adapter> adapters{};  // of a weight: linear() adds them
 };
 // Fills out[0 .. n) with elements [first, first + n) of the parameter's start value.
 void initialize(const ParamInfo& info, std::uint64_t seed, std::int64_t first, std::int64_t n, float* out);

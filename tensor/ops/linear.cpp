@@ -2,6 +2,7 @@
 // Saves x, and only if w is trained: dx and db do not need it, so a frozen layer saves nothing.
 #include "tensor/ops/linear.h"
 
+#include "tensor/ops/adapted_linear.h"
 #include "tensor/ops/checks.h"
 #include "tensor/ops/gemm.h"
 #include "tensor/ops/kernels.h"
@@ -67,10 +68,19 @@ class Linear final : public Op {
 
 }  // namespace
 
+std::unique_ptr<const Op> make_linear(LinearBias bias) { return std::make_unique<Linear>(bias == LinearBias::Added); }
+
 Tensor linear(Run& run, Tensor x, int weight, int bias) {
+  const LinearBias has_bias = bias >= 0 ? LinearBias::Added : LinearBias::None;
   std::vector<int> params = {weight};
   if (bias >= 0) params.push_back(bias);
-  return run.apply(std::make_unique<Linear>(bias >= 0), {std::move(x)}, std::move(params))[0];
+  const std::vector<Adapter>& adapters = run.params.info(weight).adapters;
+  for (const Adapter& a : adapters) {
+    params.push_back(weight + a.down);
+    params.push_back(weight + a.up);
+  }
+  auto op = adapters.empty() ? make_linear(has_bias) : make_adapted_linear(has_bias, adapters);
+  return run.apply(std::move(op), {std::move(x)}, std::move(params))[0];
 }
 
 }  // namespace regather

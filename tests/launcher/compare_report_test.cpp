@@ -71,7 +71,7 @@ TEST(Verdict, SaysWhatAPolicySavedAndCost) {
   EXPECT_EQ(lines[1],
             "`full`: activations 6.1x smaller, peak 2.0x smaller, 1.28x slower, communication unchanged, gradients "
             "identical. The largest part is now optimizer state (40%): shard over more ranks or train fewer parameters "
-            "(model.frozen).");
+            "(model.frozen, model.lora).");
   EXPECT_TRUE(contains(lines[2], "1.13x the communication (2 more collectives a step)")) << lines[2];
   EXPECT_EQ(lines[3], "`none` is the fastest; `full` needs least memory, 100.0 MiB instead of 200.0 MiB a rank.");
 }
@@ -114,7 +114,7 @@ TEST(Verdict, WithoutAnyThatFitsItSaysWhatNeedsLeastAndWhatWouldHelp) {
   c.reference = -1;
   EXPECT_EQ(verdict(c).back(),
             "No policy fits. `full` needs least, 100.0 MiB, most of it optimizer state: shard over more ranks or train "
-            "fewer parameters (model.frozen).");
+            "fewer parameters (model.frozen, model.lora).");
   c.sharded = false;
   EXPECT_TRUE(contains(verdict(c).back(), "sharding.strategy: full"));
   EXPECT_FALSE(comparison_table(c).text("").empty());

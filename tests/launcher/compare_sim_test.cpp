@@ -185,6 +185,15 @@ TEST(Compare, RanksWithOtherOptionsAreRefused) {
   EXPECT_EQ(message, "the ranks were started with different options:\n  --steps: 1 on rank 0, 2 on rank 1");
 }
 
+TEST(Compare, AdaptersAgreeToo) {
+  const TemporaryFolder folder;
+  Config config = small(folder);
+  config.model.lora.rank = 4;
+  const Comparison c = compare(config, {.policies = {"none", "full", "segments"}, .steps = 2, .rounds = 1}, 2);
+  EXPECT_TRUE(holds(c));
+  for (const PolicyResult& p : c.policies) EXPECT_EQ(p.planned.total, p.measured.total) << p.policy;
+}
+
 TEST(Compare, PoliciesAreCheckedBeforeAnythingRuns) {
   const TemporaryFolder folder;
   const Config config = small(folder);

@@ -292,7 +292,6 @@ TEST(Config, WhatThisBuildDoesNotHaveIsRefusedByName) {
   refused("device=cuda", "cpu");
   refused("communication.backend=nccl", "mpi, sim");
   refused("communication.backend=staged", "mpi, sim");
-  refused("model.lora.rank=8", "0");
   refused("sharding.shard_size=2", "0");
   refused("sharding.shard_size=1", "0");
   refused("snapshot.every=5", "0");
@@ -382,6 +381,29 @@ sharding: {shard_size: 0}
 precision: {compute: fp32, reduce: fp32}
 )"));
   EXPECT_NO_THROW(parse(kData + "model: {lora: {rank: 0, alpha: 16, targets: [attn.qkv, attn.proj]}}\n"));
+}
+
+TEST(Config, ALinearLayerThatTheModelDoesNotHaveIsRefusedWithThoseThatItHas) {
+  const auto with = [](const std::string& model, const std::vector<std::string>& sets = {}) -> std::string {
+    const Config config = parse_config(kData + "model:\n  " + model + "\n", "c.yaml", sets);
+    try {
+      with_places(config, [&] { return make_model(config.model); });
+    } catch (const UsageError& e) {
+      return e.what();
+    }
+    return "accepted";
+  };
+  EXPECT_EQ(with("lora: {rank: 4, targets: [attn.q_proj]}"),
+            "c.yaml:4:28: model.lora.targets: value 'attn.q_proj' is no linear layer of this model; allowed: attn.qkv, "
+            "attn.proj, mlp.up, mlp.down, or patterns of them with *");
+  EXPECT_EQ(with("type: llama\n  lora: {rank: 4, targets: [attn.q, head]}"),
+            "c.yaml:5:28: model.lora.targets: value 'head' is no linear layer of this model; allowed: attn.q, attn.k, "
+            "attn.v, attn.proj, mlp.gate, mlp.up, mlp.down, attn.qkv, or patterns of them with *");
+  EXPECT_NE(with("lora: {rank: 4, targets: []}").find("names no linear layer; allowed: attn.qkv"), std::string::npos);
+  EXPECT_EQ(with("layers: 2", {"model.lora.rank=2", "model.lora.targets=[mpl.*]"}).substr(0, 63),
+            "--set model.lora.targets=[mpl.*]: model.lora.targets: value 'mp");
+  EXPECT_EQ(with("lora: {rank: 2, targets: [attn.*, mlp.up]}"), "accepted");
+  EXPECT_EQ(with("type: llama\n  lora: {rank: 2}"), "accepted");
 }
 
 TEST(Config, AllErrorsAreReportedAtOnce) {

@@ -82,6 +82,29 @@ TEST(TrainingOnMpi, BytesOnTheWireEqualTheClosedForms) {
         }
 }
 
+TEST(TrainingOnMpi, OfAModelWithAdaptersOnlyTheyAreReduced) {
+  for (const char* policy : {"none", "full"})
+    for (const int micro : {1, 2}) {
+      RunSetup s = small(policy, 4, 2, micro);
+      s.model.lora = {.rank = 3, .targets = {"attn.qkv", "mlp.up"}};
+      const std::int64_t W = s.world, L = 4, M = micro, C = s.model.hidden, r = 3, tensors = 4 * L;
+      const std::int64_t adapters = (r * (C + 3 * C) + r * (C + 4 * C) + W - 1) / W;
+      const UnitSizes base(s.model, W);
+      const std::int64_t gathered = batch_major_gathers(L, M, 2) * (base.block_shard + adapters) +
+                                    M * (2 * base.table_shard + base.positions_shard + base.head_shard);
+      const Measured m = train_on_mpi(s);
+      const std::int64_t expected = (W - 1) * (4 * (gathered + M * L * adapters) + 8 * (3 + tensors));
+      EXPECT_EQ(m.wire.received_bytes, expected) << policy << " M " << micro;
+      EXPECT_EQ(m.wire.sent_bytes, expected);
+      EXPECT_EQ(m.wire.library_collectives, 0);
+      s.steps = 2;
+      const RunResult real = train_on_mpi(s).result, simulated = train(s);
+      if (rank() == 0) {
+        EXPECT_EQ(real.losses, simulated.losses);
+      }
+    }
+}
+
 TEST(TrainingOnMpi, NumbersEqualThoseOfSimulatedRanks) {
   for (const char* type : {"gpt2", "llama"})
     for (const char* policy : {"none", "full", "segments"})

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -148,6 +149,40 @@ TEST(Llama, UnitsAreTheTableTheBlocksAndTheHead) {
   const Model untied = make_model(config);
   EXPECT_EQ(names(untied.units[3]), (std::vector<std::string>{"model.norm.weight", "lm_head.weight"}));
   EXPECT_EQ(untied.head.units, std::vector<int>{3});
+}
+
+TEST(Models, AdaptersComeAfterTheBasesParametersAndAloneAreTrained) {
+  for (const char* type : {"gpt2", "llama"}) {
+    ModelConfig config = sizes(type);
+    config.lora = {.rank = 8, .alpha = 4, .targets = {"attn.qkv", "mlp.down"}};
+    const Model model = make_model(config);
+    config.lora.rank = 0;
+    const Model base = make_model(config);
+    for (std::size_t u = 0; u < base.units.size(); ++u) {
+      const auto with = names(model.units[u]), without = names(base.units[u]);
+      EXPECT_TRUE(std::equal(without.begin(), without.end(), with.begin())) << "the blocks' numbers stay";
+    }
+    for (const auto& [name, param] : by_name(model)) {
+      const bool down = name.ends_with(".lora_A.weight"), up = name.ends_with(".lora_B.weight");
+      EXPECT_EQ(param.trainable, down || up) << name;
+      if (up) {
+        EXPECT_EQ(param.init.kind, Init::Kind::Zeros) << name;
+      }
+      if (!down) continue;
+      EXPECT_EQ(param.init.kind, Init::Kind::Uniform) << name;
+      EXPECT_FLOAT_EQ(param.init.bound, 1.0F / std::sqrt(static_cast<float>(param.shape.cols()))) << name;
+    }
+    const bool gpt2 = config.type == "gpt2";
+    const ParamInfo& qkv = model.units[gpt2 ? 2 : 1].params[gpt2 ? 2 : 1];
+    ASSERT_EQ(qkv.adapters.size(), gpt2 ? 1U : 3U);
+    std::int64_t rows = 0;
+    for (const Adapter& a : qkv.adapters) {
+      EXPECT_EQ(a.first, rows);
+      EXPECT_EQ(a.scale, 0.5F);
+      rows += a.rows;
+    }
+    EXPECT_EQ(rows, qkv.shape.rows());
+  }
 }
 
 TEST(Models, MatricesDecayAndBiasesAndGainsDoNot) {

@@ -67,6 +67,7 @@ def train_own(program, ranks, policy):
 
 def own_block(with_mpi):
     program = build_against_stage(source / "examples/own_block", "own_block")
+    print(run(program.parent / "own_model_test"))
     config = source / "examples/own_block/own.yaml"
     assert "  type: own\n" in run(program, "check", config)
     assert "gpt2, llama, own" in run(program, "help", "model.type")

@@ -50,6 +50,31 @@ TEST(Init, SeedAndNameDecideTheNumbers) {
   EXPECT_LT(same_name, 3);
 }
 
+TEST(Init, UniformValuesFillTheirRangeEvenly) {
+  const std::int64_t n = 1 << 20;
+  const ParamInfo info{.name = "h.0.attn.c_attn.lora_A.weight", .shape = {n}, .init = uniform(0.25F)};
+  const std::vector<float> x = whole(info, 3);
+  std::array<int, 16> counts{};
+  double sum = 0, squares = 0, lagged = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double u = static_cast<double>(x[i]) / 0.25;
+    ASSERT_GE(u, -1);
+    ASSERT_LE(u, 1);
+    ++counts[std::min<std::size_t>(15, static_cast<std::size_t>((u + 1) * 8))];
+    sum += u;
+    squares += u * u;
+    if (i > 0) lagged += u * static_cast<double>(x[i - 1]) / 0.25;
+  }
+  const auto count = static_cast<double>(n);
+  EXPECT_NEAR(sum / count, 0, 4 * std::sqrt(1.0 / 3 / count));
+  EXPECT_NEAR(squares / count, 1.0 / 3, 4 * std::sqrt(4.0 / 45 / count));
+  EXPECT_NEAR(lagged / count, 0, 4 * std::sqrt(1.0 / 9 / count));
+  for (const int of_bin : counts) EXPECT_NEAR(of_bin, count / 16, 4 * std::sqrt(count / 16));
+  std::vector<float> part(7);
+  initialize(info, 3, 1001, 7, part.data());
+  for (std::size_t i = 0; i < part.size(); ++i) EXPECT_EQ(part[i], x[1001 + i]);
+}
+
 TEST(Init, NormalValuesHaveTheMomentsOfANormalDistribution) {
   const std::int64_t n = 1 << 20;
   const std::vector<float> x = whole(normal_param("wte.weight", n, 0.5F), 3);

@@ -11,7 +11,7 @@
 namespace regather {
 namespace {
 
-using Gemm = void (*)(std::int64_t, std::int64_t, std::int64_t, const float*, const float*, float*, Into);
+using Gemm = void (*)(std::int64_t, std::int64_t, std::int64_t, const float*, const float*, float*, Into, RowStrides);
 constexpr struct {
   Gemm f;
   bool transposed_a, transposed_b;
@@ -39,7 +39,7 @@ std::vector<float> product(Gemm f, const Operands& x, Into into, std::int64_t of
   };
   const std::vector<float> a = shifted(x.a, offset), b = shifted(x.b, 3 * offset);
   std::vector<float> c = shifted(x.c, 2 * offset);
-  f(x.m, x.n, x.k, a.data() + offset, b.data() + 3 * offset, c.data() + 2 * offset, into);
+  f(x.m, x.n, x.k, a.data() + offset, b.data() + 3 * offset, c.data() + 2 * offset, into, {});
   return {c.begin() + 2 * offset, c.end()};
 }
 
@@ -73,6 +73,30 @@ TEST(Gemm, gives_the_same_bits_for_any_alignment) {
               << x.m << " x " << x.n << " x " << x.k << ", " << offset << " floats off";
         }
       }
+}
+
+TEST(Gemm, reads_and_writes_columns_of_wider_matrices) {
+  const Operands x{23, 37, 51};
+  for (const auto& form : kForms)
+    for (Into into : {Into::Write, Into::Add}) {
+      const std::vector<float> dense = product(form.f, x, into, 0);
+      const std::int64_t rows_a = form.transposed_a ? x.k : x.m, columns_a = form.transposed_a ? x.m : x.k;
+      const std::int64_t wide_a = columns_a + 9, wide_c = x.n + 5;
+      std::vector<float> a(static_cast<std::size_t>(rows_a * wide_a), NAN),
+          c(static_cast<std::size_t>(x.m * wide_c), 7.0F);
+      for (std::int64_t i = 0; i < rows_a; ++i)
+        std::copy_n(x.a.data() + i * columns_a, columns_a, a.data() + i * wide_a + 4);
+      for (std::int64_t i = 0; i < x.m; ++i) std::copy_n(x.c.data() + i * x.n, x.n, c.data() + i * wide_c + 2);
+      form.f(x.m, x.n, x.k, a.data() + 4, x.b.data(), c.data() + 2, into, {.a = wide_a, .c = wide_c});
+      for (std::int64_t i = 0; i < x.m; ++i)
+        for (std::int64_t j = 0; j < wide_c; ++j) {
+          const float got = c[static_cast<std::size_t>(i * wide_c + j)];
+          if (j >= 2 && j < x.n + 2)
+            ASSERT_NEAR(got, dense[static_cast<std::size_t>(i * x.n + j - 2)], 1e-5) << i << ", " << j;
+          else
+            ASSERT_EQ(got, 7.0F) << i << ", " << j;
+        }
+    }
 }
 
 TEST(Gemm, takes_empty_sizes) {

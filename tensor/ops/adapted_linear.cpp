@@ -1,0 +1,122 @@
+// y = x w^T + b + s (x A^T) B^T, each adapter (A, B, s) in the columns of y that its rows of w make.
+// u = x A^T,  v = s dy B;  dx = dy w + v A, dA += v^T x, dB += s dy^T u; dw, db as without adapters.
+// Saves x, and only if w or an adapter is trained: u is computed again from it (2 r C flops a token instead of r
+// values).
+#include "tensor/ops/adapted_linear.h"
+
+#include <algorithm>
+
+#include "tensor/ops/gemm.h"
+#include "tensor/ops/parallel.h"
+
+namespace regather {
+namespace {
+
+class AdaptedLinear final : public Op {
+ public:
+  AdaptedLinear(LinearBias bias, std::vector<Adapter> adapters)
+      : base_(make_linear(bias)), first_(bias == LinearBias::Added ? 2 : 1), adapters_(std::move(adapters)) {}
+  std::string_view name() const override { return "adapted_linear"; }
+
+  std::vector<ValueType> outputs(std::span<const ValueType> in, std::span<const Shape> params) const override {
+    check(params.size() == first_ + 2 * adapters_.size(), "{}: {} adapters need {} parameters, got {}", name(),
+          adapters_.size(), first_ + 2 * adapters_.size(), params.size());
+    std::vector<ValueType> y = base_->outputs(in, params.first(first_));
+    const std::int64_t out = params[0].dim(0), columns = params[0].dim(1);
+    for (std::size_t k = 0; k < adapters_.size(); ++k) {
+      const Adapter& a = adapters_[k];
+      const Shape &down = params[first_ + 2 * k], &up = params[first_ + 2 * k + 1];
+      check(a.first >= 0 && a.rows >= 0 && a.first + a.rows <= out, "{}: rows {} to {} of a weight {}", name(), a.first,
+            a.first + a.rows, params[0].to_string());
+      check(down.ndim() == 2 && up.ndim() == 2 && down.dim(1) == columns && up == (Shape{a.rows, down.dim(0)}),
+            "{}: A is {} and B is {}, weight is {} of which {} rows are adapted", name(), down.to_string(),
+            up.to_string(), params[0].to_string(), a.rows);
+    }
+    return y;
+  }
+
+  Saved saved(const Needs& needs) const override {
+    Saved saved = base_->saved({.inputs = needs.inputs, .params = needs.params & ((Set{1} << first_) - 1)});
+    if (needs.params >> first_ != 0) saved.inputs |= 1U;
+    return saved;
+  }
+
+  double flops(std::span<const ValueType> in, std::span<const Shape> params) const override {
+    double flops = base_->flops(in, params.first(first_));
+    const auto tokens = static_cast<double>(in[0].shape.rows());
+    for (std::size_t k = first_; k < params.size(); ++k) flops += 2.0 * tokens * static_cast<double>(params[k].numel());
+    return flops;
+  }
+
+  // u; in backward v, too.
+  std::int64_t workspace(Direction direction, std::span<const ValueType> in,
+                         std::span<const Shape> params) const override {
+    std::int64_t rank = 0;
+    for (std::size_t k = first_; k < params.size(); k += 2) rank = std::max(rank, params[k].dim(0));
+    return (direction == Direction::Forward ? 1 : 2) * in[0].shape.rows() * rank *
+           static_cast<std::int64_t>(sizeof(float));
+  }
+
+  void forward(const Call& call) const override {
+    base_->forward(call);
+    const Sizes s(call.in[0].shape().rows(), call.param_shape(0));
+    for (std::size_t k = 0; k < adapters_.size(); ++k) {
+      const Adapter& a = adapters_[k];
+      const std::int64_t rank = call.param_shape(down(k)).dim(0);
+      scaled_low(call, k, rank, call.workspace);
+      gemm_nt(s.rows, a.rows, rank, call.workspace, call.param(down(k) + 1), call.out[0].fresh() + a.first, Into::Add,
+              {.c = s.out});
+    }
+  }
+
+  void backward(const BackwardCall& call) const override {
+    base_->backward(call);
+    const Sizes s(call.dout[0].shape().rows(), call.param_shape(0));
+    for (std::size_t k = 0; k < adapters_.size(); ++k) {
+      const Adapter& a = adapters_[k];
+      const std::int64_t rank = call.param_shape(down(k)).dim(0);
+      const float* dy = call.dout[0].data() + a.first;
+      float *u = call.workspace, *v = call.workspace + s.rows * rank;
+      if (float* dup = call.dparam(down(k) + 1)) {
+        scaled_low(call, k, rank, u);
+        gemm_tn(a.rows, rank, s.rows, dy, u, dup, Into::Add, {.a = s.out});
+      }
+      float* ddown = call.dparam(down(k));
+      if (!ddown && !call.din[0]) continue;
+      gemm_nn(s.rows, rank, a.rows, dy, call.param(down(k) + 1), v, Into::Write, {.a = s.out});
+      scale(v, s.rows * rank, a.scale);
+      if (ddown) gemm_tn(rank, s.in, s.rows, v, call.in[0].data(), ddown, Into::Add);
+      if (call.din[0]) gemm_nn(s.rows, s.in, rank, v, call.param(down(k)), call.din[0].fresh(), Into::Add);
+    }
+  }
+
+ private:
+  struct Sizes {
+    Sizes(std::int64_t rows_of_x, const Shape& weight) : rows(rows_of_x), out(weight.dim(0)), in(weight.dim(1)) {}
+    std::int64_t rows, out, in;
+  };
+  std::size_t down(std::size_t k) const { return first_ + 2 * k; }
+  static void scale(float* x, std::int64_t n, float by) {
+    parallel_blocks(n, kElementGrain, [&](auto begin, auto end) {
+      for (auto i = begin; i < end; ++i) x[i] *= by;
+    });
+  }
+  // s x A^T
+  void scaled_low(const Call& call, std::size_t k, std::int64_t rank, float* u) const {
+    const Tensor& x = call.in[0];
+    gemm_nt(x.shape().rows(), rank, x.shape().cols(), x.data(), call.param(down(k)), u, Into::Write);
+    scale(u, x.shape().rows() * rank, adapters_[k].scale);
+  }
+
+  std::unique_ptr<const Op> base_;
+  std::size_t first_;  // parameters of the linear layer
+  std::vector<Adapter> adapters_;
+};
+
+}  // namespace
+
+std::unique_ptr<const Op> make_adapted_linear(LinearBias bias, std::vector<Adapter> adapters) {
+  return std::make_unique<AdaptedLinear>(bias, std::move(adapters));
+}
+
+}  // namespace regather
