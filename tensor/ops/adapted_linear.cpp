@@ -36,7 +36,7 @@ class AdaptedLinear final : public Op {
   }
 
   Saved saved(const Needs& needs) const override {
-    Saved saved = base_->saved({.inputs = needs.inputs, .params = needs.params & ((Set{1} << first_) - 1)});
+    Saved saved = base_->saved(base_needs(needs));
     if (needs.params >> first_ != 0) saved.inputs |= 1U;
     return saved;
   }
@@ -45,6 +45,20 @@ class AdaptedLinear final : public Op {
     double flops = base_->flops(in, params.first(first_));
     const auto tokens = static_cast<double>(in[0].shape.rows());
     for (std::size_t k = first_; k < params.size(); ++k) flops += 2.0 * tokens * static_cast<double>(params[k].numel());
+    return flops;
+  }
+
+  double backward_flops(std::span<const ValueType> in, std::span<const Shape> params,
+                        const Needs& needs) const override {
+    double flops = base_->backward_flops(in, params.first(first_), base_needs(needs));
+    const double each = 2.0 * static_cast<double>(in[0].shape.rows());
+    for (std::size_t k = first_; k < params.size(); k += 2) {
+      const auto down = static_cast<double>(params[k].numel()), up = static_cast<double>(params[k + 1].numel());
+      const bool ddown = has(needs.params, k), dx = has(needs.inputs, 0);
+      if (has(needs.params, k + 1)) flops += each * (down + up);  // u, dB
+      if (ddown || dx) flops += each * up;                        // v
+      flops += each * down * ((ddown ? 1 : 0) + (dx ? 1 : 0));
+    }
     return flops;
   }
 
@@ -95,6 +109,9 @@ class AdaptedLinear final : public Op {
     Sizes(std::int64_t rows_of_x, const Shape& weight) : rows(rows_of_x), out(weight.dim(0)), in(weight.dim(1)) {}
     std::int64_t rows, out, in;
   };
+  Needs base_needs(const Needs& needs) const {
+    return {.inputs = needs.inputs, .params = needs.params & ((Set{1} << first_) - 1)};
+  }
   std::size_t down(std::size_t k) const { return first_ + 2 * k; }
   static void scale(float* x, std::int64_t n, float by) {
     parallel_blocks(n, kElementGrain, [&](auto begin, auto end) {
