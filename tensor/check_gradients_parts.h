@@ -87,4 +87,17 @@ struct Differences {
   Slope along(const Variable& v, const Direction& direction, double step, const Activations& y0) const;
 };
 
+// An operation as a block ran it.
+struct Seen {
+  const Op* op;
+  Activations in, out;
+  std::vector<int> params;
+  Needs needs;
+  Set arrives = 0;  // outputs that receive a gradient
+};
+
+// What is wrong with it ("gradient of input 0, ..."), or nothing.
+std::string check_operation(World& world, const Seen& seen, const RngKey& key, const GradientCheckOptions& options,
+                            double& largest_error);
+
 }  // namespace regather::gradient_check

@@ -49,6 +49,8 @@ def check_include(name, layer, quoted, angled, table, root):
             yield f"<{included}> is ours: write it with quotes"
         return
     top = included.split("/")[0]
+    if name.startswith("examples/") and (root / name).parent.joinpath(included).exists():
+        return  # a project of its own
     if not (root / included).exists():
         yield f'"{included}" is not a path from the root of the project'
     elif layer and top != layer and top not in table[layer]:
