@@ -260,7 +260,8 @@ void TrainingRun::evaluate(std::int64_t step) {
 void TrainingRun::write_adapter() {
   comm_.set_where("writing the adapter");
   std::vector<NamedTensor> tensors = gather_adapters(trainer_->stack(), comm_);
-  if (speaks()) write_adapters(folder_->file(RunFolder::kAdapter), std::move(tensors), model_, config_.model.lora);
+  if (speaks())
+    write_adapters(folder_->file(RunFolder::kAdapter), std::move(tensors), inputs_.model, config_.model.lora);
 }
 
 RunSummary TrainingRun::summarize() {
