@@ -34,7 +34,9 @@ std::size_t edits(std::string_view a, std::string_view b) {
 }
 
 // Too far to be a slip of the hand.
-std::size_t farthest(std::string_view name) { return name.size() <= 3 ? 1 : name.size() <= 7 ? 2 : 3; }
+std::size_t farthest(std::string_view name) {
+  return name.size() <= 1 ? 0 : name.size() <= 3 ? 1 : name.size() <= 7 ? 2 : 3;
+}
 
 std::string_view last_part(std::string_view path) { return path.substr(path.rfind('.') + 1); }
 

@@ -86,7 +86,7 @@ double train_and_write(const RunSetup& s, const std::filesystem::path& folder) {
       trainer.step({&batch, 1});
     }
     const Batch batch = make_batch(device.memory, s, comm.rank(), comm.size(), 99, 0);
-    const double mine = trainer.evaluate({&batch, 1});
+    const double mine = trainer.evaluate({&batch, 1}).loss;
     auto tensors = gather_adapters(trainer.stack(), comm);
     EXPECT_EQ(tensors.empty(), comm.rank() != 0);
     EXPECT_EQ(device.memory.live(Tag::Gathered), 0);
@@ -115,7 +115,7 @@ double evaluate_loaded(RunSetup s, const std::map<std::string, NamedTensor>& ten
     }
   EXPECT_EQ(loaded, tensors.size());
   const Batch batch = make_batch(device.memory, s, 0, 1, 99, 0);
-  return trainer.evaluate({&batch, 1});
+  return trainer.evaluate({&batch, 1}).loss;
 }
 
 TEST(AdapterFile, HoldsTheWholeTrainedAdapterOnAnyNumberOfRanks) {

@@ -296,9 +296,6 @@ TEST(Config, WhatThisBuildDoesNotHaveIsRefusedByName) {
   refused("sharding.shard_size=1", "0");
   refused("snapshot.every=5", "0");
   refused("data.tokenizer=words.model", "bytes");
-  EXPECT_EQ(refusal(kData, {"model.lora.targets=[attn.qkv]"}),
-            "--set model.lora.targets=[attn.qkv]: model.lora.targets: value [attn.qkv] is not available in this "
-            "build; allowed: [attn.qkv, attn.proj]");
 }
 
 TEST(Config, KeepIsAListOfNamesOrOneByLayer) {
