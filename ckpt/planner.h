@@ -31,7 +31,7 @@ struct KeepProblem {
 class KeepFrontier {
  public:
   // Sets of more than `states` points are thinned: what is left are still true plans with exact bytes, and at most
-  // blocks / states of the bytes away from the best. With fewer points, the frontier is exact.
+  // 2 blocks / states of the bytes away from the best. With fewer points, the frontier is exact.
   static constexpr std::size_t kStates = 4096;
   explicit KeepFrontier(const KeepProblem& problem, std::size_t states = kStates);
 

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <ctime>
 #include <functional>
 #include <limits>
 #include <random>
@@ -105,7 +104,7 @@ TEST(Planner, ThinnedFrontiersStayWithinAPercentOfTheExactOne) {
   std::mt19937 random(3);
   for (int round = 0; round < 10; ++round) {
     const KeepProblem p = random_problem(random, 6, 6);
-    const KeepFrontier exact(p, 1U << 20U), thin(p, 1024);
+    const KeepFrontier exact(p, 1U << 20U), thin(p, 128);
     const std::int64_t least = exact.points().front().bytes, most = exact.points().back().bytes;
     EXPECT_EQ(thin.points().front().bytes, least);
     for (int i = 0; i <= 20; ++i) {
@@ -151,14 +150,12 @@ TEST(Planner, OneMoreSlotIsTakenWhenItsGathersCostMoreThanWhatItsBytesWouldSave)
   EXPECT_EQ(plan(2, 1000)->slots, 3);
 }
 
-TEST(Planner, AHundredBlocksTakeLessThanASecond) {
+// However many there are, so that a hundred blocks of forty choices are planned in a fraction of a second.
+TEST(Planner, AFrontierOfManyBlocksHasABoundedNumberOfPoints) {
   std::mt19937 random(4);
-  const KeepProblem p = random_problem(random, 100, 40);
-  const std::clock_t begin = std::clock();  // of this process: others may be running
-  const KeepFrontier frontier(p);
-  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  const KeepFrontier frontier(random_problem(random, 100, 40));
   EXPECT_GT(frontier.points().size(), 100U);
-  EXPECT_LT(seconds, 1.0);
+  EXPECT_LE(frontier.points().size(), KeepFrontier::kStates + 2);
 }
 
 }  // namespace

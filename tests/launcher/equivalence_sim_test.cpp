@@ -19,25 +19,34 @@ std::vector<SavePlan> mixed_plans(int layers) {
   return all;
 }
 
-// Every policy of the table, and options of some.
-std::vector<PolicyOptions> policies_of(int layers) {
-  std::vector<PolicyOptions> all{{.policy = "full", .order = Order::Ahead},
-                                 {.policy = "full", .order = Order::Eager},
-                                 {.policy = "segments", .segments = 1},
-                                 {.policy = "segments", .segments = 3},
-                                 {.policy = "selective", .keep = {{.keep = {"qkv", "attention_core", "mlp.up"}}}},
-                                 {.policy = "selective",
-                                  .keep = {{.keep = {"*"}}, {.layers = {0, 2}, .keep = {"norms", "mid"}}},
-                                  .order = Order::Ahead},
-                                 {.policy = "none", .offload = {.names = {"all"}}},
-                                 {.policy = "full", .offload = {.names = {"all"}, .depth = 2}},
-                                 {.policy = "segments", .segments = 2, .offload = {.names = {"all"}}},
-                                 {.policy = "selective",
-                                  .keep = {{.keep = {"qkv", "mlp", "mid"}}},
-                                  .offload = {.names = {"input", "mlp", "mid"}, .keep_last = 1}}};
+// Every policy of the table.
+std::vector<PolicyOptions> table_of(int layers) {
+  std::vector<PolicyOptions> all;
   for (const Policy& policy : policies())
     if (policy.name != "none")
       all.push_back({.policy = std::string(policy.name), .layers = {1, layers - 1}, .planned = mixed_plans(layers)});
+  return all;
+}
+
+// And options of some.
+std::vector<PolicyOptions> policies_of(int layers) {
+  const std::vector<PolicyOptions> options{
+      {.policy = "full", .order = Order::Ahead},
+      {.policy = "full", .order = Order::Eager},
+      {.policy = "segments", .segments = 1},
+      {.policy = "segments", .segments = 3},
+      {.policy = "selective", .keep = {{.keep = {"qkv", "attention_core", "mlp.up"}}}},
+      {.policy = "selective",
+       .keep = {{.keep = {"*"}}, {.layers = {0, 2}, .keep = {"norms", "mid"}}},
+       .order = Order::Ahead},
+      {.policy = "none", .offload = {.names = {"all"}}},
+      {.policy = "full", .offload = {.names = {"all"}, .depth = 2}},
+      {.policy = "segments", .segments = 2, .offload = {.names = {"all"}}},
+      {.policy = "selective",
+       .keep = {{.keep = {"qkv", "mlp", "mid"}}},
+       .offload = {.names = {"input", "mlp", "mid"}, .keep_last = 1}}};
+  std::vector<PolicyOptions> all = table_of(layers);
+  all.insert(all.end(), options.begin(), options.end());
   return all;
 }
 
@@ -89,27 +98,37 @@ class Equivalence : public ::testing::TestWithParam<std::string> {
     }
     return s;
   }
+
+  // In both orders of accumulation, and reduced at both times.
+  void expect_same_bits_of_every_plan(Strategy strategy, int world, const std::vector<PolicyOptions>& all) const {
+    for (const auto& [order, reduce] : {std::pair(AccumulationOrder::BatchMajor, ReduceWhen::EachMicroBatch),
+                                        std::pair(AccumulationOrder::BatchMajor, ReduceWhen::Once),
+                                        std::pair(AccumulationOrder::LayerMajor, ReduceWhen::EachMicroBatch)}) {
+      RunSetup s = setup();
+      s.strategy = strategy;
+      s.world = world;
+      s.plan.order = order;
+      s.plan.reduce = reduce;
+      s.plan.micro_batches = 2;
+      s.steps = world == 2 ? 2 : 1;
+      const RunResult reference = train(s);
+      for (const PolicyOptions& policy : all) {
+        s.policy = policy;
+        expect_same_bits(train(s), reference, s);
+      }
+    }
+  }
 };
 
 TEST_P(Equivalence, EveryPolicyGivesTheSameBits) {
-  for (const Strategy strategy : {Strategy::Full, Strategy::Gradients, Strategy::Optimizer, Strategy::None})
-    for (const int world : strategy == Strategy::Full ? std::vector{1, 2, 3} : std::vector{2})
-      for (const auto order : {AccumulationOrder::BatchMajor, AccumulationOrder::LayerMajor})
-        for (const auto reduce : {ReduceWhen::EachMicroBatch, ReduceWhen::Once}) {
-          RunSetup s = setup();
-          s.strategy = strategy;
-          s.world = world;
-          s.plan.order = order;
-          s.plan.reduce = reduce;
-          s.plan.micro_batches = 2;
-          s.steps = world == 2 ? 2 : 1;
-          if (order == AccumulationOrder::LayerMajor && reduce == ReduceWhen::Once) continue;  // the same plan
-          const RunResult reference = train(s);
-          for (const PolicyOptions& policy : policies_of(4)) {
-            s.policy = policy;
-            expect_same_bits(train(s), reference, s);
-          }
-        }
+  for (const int world : {1, 2, 3}) expect_same_bits_of_every_plan(Strategy::Full, world, table_of(4));
+}
+TEST_P(Equivalence, EveryOptionOfAPolicyGivesTheSameBits) {
+  expect_same_bits_of_every_plan(Strategy::Full, 2, policies_of(4));
+}
+TEST_P(Equivalence, EveryPolicyGivesTheSameBitsUnderEveryStrategy) {
+  for (const Strategy strategy : {Strategy::Gradients, Strategy::Optimizer, Strategy::None})
+    expect_same_bits_of_every_plan(strategy, 2, table_of(4));
 }
 
 TEST_P(Equivalence, DropoutDrawsTheSameMasksWhenRunAgain) {

@@ -28,12 +28,13 @@ ln -s "$source/tools" tools
 mkdir configs
 sed 's/^  layers:.*/  layers: 2/; s/^  hidden:.*/  hidden: 48/; s/^output:.*/output: run/' "$source/configs/quickstart.yaml" >configs/quickstart.yaml
 shown=$({ "$program" --help; cat "$source/README.md" "$source/configs/quickstart.yaml"; } |
-  sed -nE 's/^#? *(tools\/mpirun [0-9]+ build\/cpu\/regather [a-z]+ .*)$/\1/p' | sort -u)
+  sed -nE 's/^#? *(tools\/mpirun [0-9]+ build\/cpu\/regather [a-z]+ .*)$/\1/p' |
+  sed 's/ *#.*//' | sort -u)
 [[ $(wc -l <<<"$shown") -ge 4 ]] || fail "too few commands were found: $shown"
 while read -r command; do
   rm -rf run
   read -ra words <<<"$command"
-  [[ $command == *" train "* ]] && words+=(--set train.stop_after=1)
+  [[ $command == *" train "* && $command != *--profile* ]] && words+=(--set train.stop_after=1)
   "${words[@]}" >log 2>&1 </dev/null || fail "exit code $?: $command"
 done <<<"$shown"
 

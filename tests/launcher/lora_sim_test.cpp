@@ -142,6 +142,9 @@ TEST_P(Lora, EveryPolicyStrategyAndOrderGivesTheSameBits) {
   for (const Strategy strategy : {Strategy::Full, Strategy::Gradients, Strategy::Optimizer, Strategy::None})
     for (const auto order : {AccumulationOrder::BatchMajor, AccumulationOrder::LayerMajor})
       for (const auto reduce : {ReduceWhen::EachMicroBatch, ReduceWhen::Once}) {
+        // Reduced once, and in layer-major order: of one strategy, since the plan does not depend on it.
+        if ((order == AccumulationOrder::LayerMajor || reduce == ReduceWhen::Once) && strategy != Strategy::Full)
+          continue;
         if (order == AccumulationOrder::LayerMajor && reduce == ReduceWhen::Once) continue;  // the same plan
         RunSetup s = setup({"attn.*"});
         s.model.dropout = 0.1F;
