@@ -62,11 +62,14 @@ class Fitting {
         forecast_step(config, make_model(config.model), comm_.rank(), comm_.size(), {.costs = &costs_});
     answer.planned = f.peak;
     answer.seconds = f.seconds.total();
+    const std::int64_t here = ranks_here(), has = available_memory();
+    std::string why;
     if (options_.confirm == FitOptions::Confirm::No)
-      answer.unconfirmed = "not asked for";
-    else if (const std::int64_t has = available_memory(); has > 0 && f.peak * ranks_here() > has)
-      answer.unconfirmed = fmt::format("this machine has {} left for its {} ranks", human_bytes(has), ranks_here());
-    answer.unconfirmed = comm_.exchange(answer.unconfirmed).front();  // one decision
+      why = "not asked for";
+    else if (has > 0 && f.peak * here > has)
+      why = fmt::format("the machine {} has {} left for its {} ranks", host_name(), human_bytes(has), here);
+    for (const std::string& of_rank : comm_.exchange(why))  // one decision: the first that has a reason
+      if (answer.unconfirmed.empty()) answer.unconfirmed = of_rank;
     if (answer.unconfirmed.empty()) answer.measured = step_at(config);
     return answer;
   }
