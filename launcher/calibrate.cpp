@@ -27,27 +27,35 @@ Config few_blocks(const Config& config) {
   return few;
 }
 
+// A step that fails leaves no recorder behind on the communicator, which outlives it.
+struct Detach {
+  Communicator& comm;
+  ~Detach() { comm.set_recorder(nullptr); }
+};
+
+CostModel mean_over_ranks(const CostModel& mine, Communicator& comm) {
+  std::vector<CostModel> of_ranks;
+  for (const std::string& text : comm.exchange(mine.to_json({}))) of_ranks.push_back(CostModel::from_json(text));
+  return CostModel::mean(of_ranks);
+}
+
 }  // namespace
 
 CostModel calibrate(const Config& config, Communicator& comm) {
   const Config few = few_blocks(config);
-  omp_set_num_threads(static_cast<int>(few.threads));
+  RunInputs inputs(few, comm.size());
   comm.barrier({"scalars", Pass::Step});
   CostModel costs(measure_limits(kLimitsEach, steady_seconds));
-  const Model model = make_model(few.model);
-  const BatchGrid grid = batch_grid(few, comm.size());
-  Dataset data(data_options(few, grid));
   Recorder recorder;
+  const Detach detach{comm};
   std::vector<Recorder::Recording> recordings;
   std::vector<double> wire_bytes;
   {
     CpuDevice device;
-    Trainer trainer(model, device, comm, trainer_options(few));
+    Trainer trainer(inputs.model, device, comm, trainer_options(few));
     if (comm.size() > 1) device.between_ops = [&comm] { comm.progress(); };
     for (std::int64_t step = 0; step < kUnmeasured + kMeasured; ++step) {
-      std::vector<Batch> batches;
-      for (std::int64_t m = 0; m < grid.accumulation; ++m)
-        batches.push_back(data.batch(device.memory, grid, comm.rank(), step, m));
+      const std::vector<Batch> batches = inputs.batches(device.memory, comm.rank(), step);
       if (step == kUnmeasured) {
         device.recorder = &recorder;
         comm.set_recorder(&recorder);
@@ -57,14 +65,11 @@ CostModel calibrate(const Config& config, Communicator& comm) {
       recordings.push_back(recorder.take());
       wire_bytes.push_back(static_cast<double>(comm.ledger().wire_bytes()));
     }
-    comm.set_recorder(nullptr);
   }
   std::vector<CostModel::Step> steps;
   for (std::size_t i = 0; i < recordings.size(); ++i) steps.push_back({recordings[i].intervals, wire_bytes[i]});
   costs.learn(steps);
-  std::vector<CostModel> of_ranks;
-  for (const std::string& text : comm.exchange(costs.to_json({}))) of_ranks.push_back(CostModel::from_json(text));
-  return CostModel::mean(of_ranks);
+  return mean_over_ranks(costs, comm);
 }
 
 CostModel costs_for(const Config& config, Communicator& comm) {
@@ -74,10 +79,7 @@ CostModel costs_for(const Config& config, Communicator& comm) {
     if (const auto known = load_costs(place)) text = known->to_json(place);
   text = comm.exchange(text).front();  // rank 0's: the machines of others may know something else
   if (!text.empty()) return CostModel::from_json(text);
-  const CostModel mine(measure_limits(kLimitsEach, steady_seconds));
-  std::vector<CostModel> of_ranks;
-  for (const std::string& other : comm.exchange(mine.to_json({}))) of_ranks.push_back(CostModel::from_json(other));
-  return CostModel::mean(of_ranks);
+  return mean_over_ranks(CostModel(measure_limits(kLimitsEach, steady_seconds)), comm);
 }
 
 CostModel costs_for(const Config& config, int world) {

@@ -19,8 +19,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-double median(std::vector<double> values) { return summarize_seconds(values).median; }
-
 double half_range(const std::vector<double>& values) {
   const SecondsSummary s = summarize_seconds(values);
   return s.median > 0 ? (s.max - s.min) / 2 / s.median : 0;
@@ -207,13 +205,6 @@ PolicyMeasurement::PolicyMeasurement(const Config& config, const CompareOptions&
 
 PolicyMeasurement::~PolicyMeasurement() = default;
 
-std::vector<Batch> PolicyMeasurement::batches(std::int64_t step) {
-  std::vector<Batch> out;
-  for (std::int64_t m = 0; m < inputs_.grid.accumulation; ++m)
-    out.push_back(inputs_.data.batch(attempt_->device.memory, inputs_.grid, comm_.rank(), step, m));
-  return out;
-}
-
 // A policy that will not fit is refused before it runs, by the same decision on every rank.
 void PolicyMeasurement::plan(PolicyResult& result, const Config& config) {
   const StepForecast forecast = forecast_step(config, inputs_.model, comm_.rank(), comm_.size());
@@ -270,7 +261,7 @@ void PolicyMeasurement::compare_gradients(Differences& differences) {
 }
 
 MemoryTimeline PolicyMeasurement::record_a_step() {
-  const auto step = batches(attempt_->trainer.steps_done());
+  const auto step = inputs_.batches(attempt_->device.memory, comm_.rank(), attempt_->trainer.steps_done());
   TimelineRecorder recorder(attempt_->device);
   attempt_->trainer.step(step);
   return recorder.timeline(inputs_.grid.accumulation == 1);
@@ -287,7 +278,7 @@ PolicyMeasurement::Measured PolicyMeasurement::measure(PolicyResult& result, con
   std::vector<double> seconds, losses;
   std::vector<std::string> differs;
   for (std::int64_t step = 0; step <= options_.steps; ++step) {
-    report = attempt_->trainer.step(batches(step));
+    report = attempt_->trainer.step(inputs_.batches(attempt_->device.memory, comm_.rank(), step));
     if (attempt_->trainer.stop_asked()) return Measured::Stopped;
     losses.push_back(report.loss);
     differs.insert(differs.end(), report.audit.begin(), report.audit.end());

@@ -31,7 +31,6 @@ class PolicyMeasurement {
   void plan(PolicyResult& result, const Config& config);
   enum class Measured { All, Stopped };
   Measured measure(PolicyResult& result, const Config& config, std::int64_t round);
-  std::vector<Batch> batches(std::int64_t step);
   void compare_gradients(Differences& differences);
   void compare_losses(const std::vector<double>& losses, Differences& differences);
   MemoryTimeline record_a_step();

@@ -26,8 +26,6 @@ constexpr int kFormat = 1;  // of the file
 
 double seconds_of(Recorder::Time time) { return std::chrono::duration<double>(time).count(); }
 
-double median(std::vector<double> values) { return summarize_seconds(values).median; }
-
 // How far apart two amounts of work are; 0: the same.
 double distance(const Work& a, const Work& b) {
   const auto apart = [](double x, double y) { return std::abs(std::log((x + 1) / (y + 1))); };

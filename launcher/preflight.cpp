@@ -9,10 +9,11 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/progress.h"
-#include "launcher/training_run.h"
 #include "tensor/ops/kernels.h"
 
 namespace regather {
+namespace {
+
 BatchGrid batch_grid(const Config& config, int world) {
   return {.ranks = world, .micro_batch = config.train.micro_batch, .accumulation = config.train.accumulation};
 }
@@ -28,12 +29,20 @@ DataOptions data_options(const Config& config, const BatchGrid& grid) {
   return options;
 }
 
+}  // namespace
+
 RunInputs::RunInputs(const Config& config, int world)
     : grid((check_against_world(config, world), batch_grid(config, world))),
       model(make_model(config.model)),
       data(data_options(config, grid)) {
   kernels();  // an instruction set that was asked for and is not here
   omp_set_num_threads(static_cast<int>(config.threads));
+}
+
+std::vector<Batch> RunInputs::batches(Allocator& memory, int rank, std::int64_t step) {
+  std::vector<Batch> out;
+  for (std::int64_t m = 0; m < grid.accumulation; ++m) out.push_back(data.batch(memory, grid, rank, step, m));
+  return out;
 }
 
 std::string RunInputs::identity() const {

@@ -7,12 +7,10 @@
 
 #include "launcher/config.h"
 #include "launcher/data.h"
+#include "launcher/forecast.h"
 #include "launcher/ranks.h"
 
 namespace regather {
-
-BatchGrid batch_grid(const Config& config, int world);
-DataOptions data_options(const Config& config, const BatchGrid& grid);
 
 // What a run reads; from here on this thread works with `threads`, on which the workspace depends. Refuses a batch that
 // does not suit the ranks, a model or a text that cannot be trained on, and an instruction set that this machine does
@@ -20,6 +18,7 @@ DataOptions data_options(const Config& config, const BatchGrid& grid);
 struct RunInputs {
   RunInputs(const Config& config, int world);
   std::string identity() const;  // JSON: what tells the text of one rank from that of another
+  std::vector<Batch> batches(Allocator& memory, int rank, std::int64_t step);  // micro-batches of a step, from 0
   BatchGrid grid;
   Model model;
   Dataset data;
@@ -29,7 +28,6 @@ struct RunInputs {
 void require_place(const Config& config, const LaunchPlace& place);
 // memory.limit against what a rank needs: an error that all ranks meet alike, if they all are given the forecast of the
 // first rank, whose shards are never the smaller ones.
-struct MemoryForecast;  // forecast.h
 void require_memory(const Config& config, const MemoryForecast& of_first_rank, int world);
 // "147.3 MiB at its peak (optimizer 41.4 MiB, activations 30.0 MiB, ...)", the largest first.
 std::string describe_memory(const MemoryForecast& forecast);

@@ -19,6 +19,7 @@ struct SecondsSummary {
   double min = 0, median = 0, max = 0;
 };
 SecondsSummary summarize_seconds(std::span<const double> seconds);
+inline double median(std::span<const double> values) { return summarize_seconds(values).median; }
 
 struct MemorySummary {  // of a rank, the largest over the ranks
   std::int64_t peak = 0;

@@ -162,10 +162,7 @@ void TrainingRun::speak_banner(const std::vector<std::string>& places) {
 
 std::vector<Batch> TrainingRun::batches(std::int64_t step) {
   const Timed timed(device_.recorder, [] { return Recorder::Interval{.name = "data"}; });
-  std::vector<Batch> out;
-  for (std::int64_t m = 0; m < inputs_.grid.accumulation; ++m)
-    out.push_back(inputs_.data.batch(device_.memory, inputs_.grid, comm_.rank(), step - 1, m));
-  return out;
+  return inputs_.batches(device_.memory, comm_.rank(), step - 1);
 }
 
 void TrainingRun::run() {
