@@ -268,22 +268,12 @@ std::string time_picture(const Comparison& c) {
   const Range memory = padded(least / unit.bytes, most / unit.bytes), time = padded(fastest, slowest);
   const AxisTicks bytes = axis_ticks(memory.low, memory.high, 7), seconds = axis_ticks(time.low, time.high, 8);
   const SvgScale x{bytes.low, bytes.high, kX0, kX1}, y{seconds.low, seconds.high, kY0, kY1};
-  for (const double tick : bytes.values) {
-    canvas.line({x(tick), kY0}, {x(tick), kY1}, {.colour = kSvgGrid});
-    canvas.text({x(tick), kY0 + 18}, tick_label(tick, bytes.step),
-                {.size = 11, .colour = kSvgFaint, .anchor = SvgAnchor::Middle});
-  }
-  for (const double tick : seconds.values) {
-    canvas.line({kX0, y(tick)}, {kX1, y(tick)}, {.colour = kSvgGrid});
-    canvas.text({kX0 - 8, y(tick) + 4}, tick_label(tick, seconds.step),
-                {.size = 11, .colour = kSvgFaint, .anchor = SvgAnchor::End});
-  }
+  const SvgAxis across{x, bytes, fmt::format("peak memory of a rank, {} (less to the left)", unit.name)},
+      up{y, seconds, "time of a step, s (faster below)"};
+  svg_grid(canvas, across, up);
   canvas.line({kX0, kY0}, {kX1, kY0}, {.colour = kSvgFaint});
   canvas.line({kX0, kY0}, {kX0, kY1}, {.colour = kSvgFaint});
-  canvas.text({(kX0 + kX1) / 2, kY0 + 40}, fmt::format("peak memory of a rank, {} (less to the left)", unit.name),
-              {.size = 12, .colour = kSvgInk, .anchor = SvgAnchor::Middle});
-  canvas.text({26, (kY0 + kY1) / 2}, "time of a step, s (faster below)",
-              {.size = 12, .colour = kSvgInk, .anchor = SvgAnchor::Middle, .rotate = -90});
+  svg_axis_titles(canvas, across, up);
   if (limit > 0 && limit / unit.bytes >= bytes.low && limit / unit.bytes <= bytes.high) {
     const double at = x(limit / unit.bytes);
     canvas.line({at, kY0}, {at, kY1}, {.colour = kSvgLimit, .width = 1.2, .dashes = "6 3"});

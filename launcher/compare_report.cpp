@@ -9,15 +9,12 @@
 #include <optional>
 
 #include "launcher/progress.h"
+#include "launcher/report_parts.h"
 
 namespace regather {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// In the order of the table; what stays through a step, then what comes and goes.
-constexpr std::array kKinds = {Tag::Parameters, Tag::Gradients,   Tag::Optimizer,
-                               Tag::Gathered,   Tag::Activations, Tag::Workspace};
 
 struct Traffic {
   std::int64_t count = 0, bytes = 0;
@@ -41,7 +38,6 @@ Traffic traffic(const PolicyResult& p) {
   return sum;
 }
 
-std::string mebibytes(std::int64_t bytes) { return fmt::format("{:.1f}", static_cast<double>(bytes) / (1 << 20)); }
 double ratio(std::int64_t a, std::int64_t b) { return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 1; }
 std::string difference(double value) { return value == 0 ? "0" : fmt::format("{:.2e}", value); }
 
@@ -252,13 +248,10 @@ std::string comparison_markdown(const Comparison& c, const std::string& memory_p
 
 namespace {
 
-Json bytes_by_kind(const BytesByTag& bytes) {
-  Json json = Json::object();
-  for (const Tag tag : kKinds) json[std::string(name_of(tag))] = bytes[index(tag)];
-  return json;
-}
 Json peak_json(const MemoryPeak& peak) {
-  return {{"peak", peak.total}, {"at_peak", bytes_by_kind(peak.at_peak)}, {"peak_of", bytes_by_kind(peak.peak_of)}};
+  return {{"peak", peak.total},
+          {"at_peak", Json::parse(kinds_json(peak.at_peak))},
+          {"peak_of", Json::parse(kinds_json(peak.peak_of))}};
 }
 // JSON has no infinity.
 Json finite(double value) { return std::isfinite(value) ? Json(value) : Json("infinite"); }
@@ -274,14 +267,6 @@ Json timeline_json(const MemoryTimeline& timeline) {
 }
 
 Json measured_json(const PolicyResult& p) {
-  Json collectives = Json::array();
-  for (const auto& [key, counts] : p.collectives)
-    collectives.push_back({{"name", name_of(key.collective)},
-                           {"pass", name_of(key.pass)},
-                           {"unit", key.unit},
-                           {"dtype", name_of(key.dtype)},
-                           {"count", counts.count},
-                           {"bytes", counts.wire_bytes}});
   return {{"memory_bytes", peak_json(p.measured)},
           {"resident_growth_bytes", p.resident_growth},
           {"tokens_per_second", p.tokens_per_second},
@@ -292,7 +277,9 @@ Json measured_json(const PolicyResult& p) {
           {"forward_flops", p.forward_flops},
           {"recomputed_flops", p.recomputed_flops},
           {"collectives",
-           {{"per_step", collectives}, {"expected_matches", p.as_planned()}, {"differences", p.communication_differs}}},
+           {{"per_step", Json::parse(collectives_json(p.collectives))},
+            {"expected_matches", p.as_planned()},
+            {"differences", p.communication_differs}}},
           {"loss", finite(p.loss)},
           {"loss_difference", finite(p.loss_difference)},
           {"gradient_difference", finite(p.gradient_difference)},

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <tuple>
 
+#include "launcher/config_units.h"
 #include "launcher/config_value.h"
 
 namespace regather {
@@ -37,8 +38,6 @@ std::size_t edits(std::string_view a, std::string_view b) {
 std::size_t farthest(std::string_view name) {
   return name.size() <= 1 ? 0 : name.size() <= 3 ? 1 : name.size() <= 7 ? 2 : 3;
 }
-
-std::string_view last_part(std::string_view path) { return path.substr(path.rfind('.') + 1); }
 
 }  // namespace
 

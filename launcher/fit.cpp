@@ -12,6 +12,7 @@
 #include "launcher/keep_plan.h"
 #include "launcher/machine.h"
 #include "launcher/progress.h"
+#include "launcher/report_parts.h"
 #include "launcher/summary.h"
 #include "launcher/text_table.h"
 #include "launcher/training_run.h"
@@ -150,8 +151,6 @@ struct PolicyFit {
   std::string policy;
   Answer sequence, micro_batch;
 };
-
-std::string mebibytes(std::int64_t bytes) { return fmt::format("{:.1f}", static_cast<double>(bytes) / (1 << 20)); }
 
 TextTable fit_table(const std::vector<PolicyFit>& fits, What what, const Config& config) {
   TextTable table({what == What::Sequence ? fmt::format("longest sequence, micro_batch {}", config.train.micro_batch)

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/progress.h"
+#include "launcher/report_parts.h"
 #include "launcher/svg.h"
 #include "launcher/text_table.h"
 
@@ -15,10 +16,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array kKinds = {Tag::Parameters, Tag::Gradients,   Tag::Optimizer,
-                               Tag::Gathered,   Tag::Activations, Tag::Workspace};
-
-std::string mebibytes(std::int64_t bytes) { return fmt::format("{:.1f}", static_cast<double>(bytes) / (1 << 20)); }
 std::string milliseconds(double seconds) { return fmt::format("{:.1f}", 1e3 * seconds); }
 
 // What becomes of one block in a step.
@@ -166,19 +163,7 @@ std::string plan_words(const PlanReport& r) {
 }
 
 std::string to_json(const PlanReport& r) {
-  const auto by_tag = [](const BytesByTag& bytes) {
-    Json json = Json::object();
-    for (const Tag tag : kKinds) json[std::string(name_of(tag))] = bytes[index(tag)];
-    return json;
-  };
-  Json collectives = Json::array(), blocks = Json::array(), frontier = Json::array();
-  for (const auto& [key, counts] : r.forecast.collectives)
-    collectives.push_back({{"name", name_of(key.collective)},
-                           {"pass", name_of(key.pass)},
-                           {"unit", key.unit},
-                           {"dtype", name_of(key.dtype)},
-                           {"count", counts.count},
-                           {"bytes", counts.wire_bytes}});
+  Json blocks = Json::array(), frontier = Json::array();
   const std::vector<BlockRow> rows = block_rows(r);
   for (std::size_t b = 0; b < rows.size(); ++b)
     blocks.push_back({{"layer", b},
@@ -192,30 +177,32 @@ std::string to_json(const PlanReport& r) {
                         {"step_seconds", p.seconds},
                         {"blocks", {{"input", p.inputs_only}, {"some", p.partly}, {"everything", p.everything}}}});
   const StepForecast::Seconds& s = r.forecast.seconds;
-  const Json json = {{"configuration", r.name},
-                     {"world", r.world},
-                     {"memory_bytes",
-                      {{"peak", r.forecast.peak},
-                       {"at_peak", by_tag(r.forecast.at_peak)},
-                       {"peak_of", by_tag(r.forecast.peak_of)},
-                       {"limit", r.memory_limit},
-                       {"fits", r.memory_limit == 0 || r.forecast.peak <= r.memory_limit}}},
-                     {"step_seconds",
-                      {{"total", s.total()},
-                       {"forward", s.forward},
-                       {"recompute", s.recompute},
-                       {"backward", s.backward},
-                       {"optimizer", s.update},
-                       {"copies", s.copy},
-                       {"communication", s.communication},
-                       {"overhead", s.overhead},
-                       {"calibrated", r.prices == PlanReport::Prices::Measured}}},
-                     {"collectives", {{"per_step", collectives}, {"bytes_on_wire", r.forecast.wire_bytes}}},
-                     {"checkpointing",
-                      {{"recomputed_flops", r.forecast.recomputed_flops},
-                       {"forward_flops", r.forecast.forward_flops},
-                       {"blocks", blocks}}},
-                     {"frontier", {{"counted", counted_words(r.keep.counted)}, {"points", frontier}}}};
+  const Json json = {
+      {"configuration", r.name},
+      {"world", r.world},
+      {"memory_bytes",
+       {{"peak", r.forecast.peak},
+        {"at_peak", Json::parse(kinds_json(r.forecast.at_peak))},
+        {"peak_of", Json::parse(kinds_json(r.forecast.peak_of))},
+        {"limit", r.memory_limit},
+        {"fits", r.memory_limit == 0 || r.forecast.peak <= r.memory_limit}}},
+      {"step_seconds",
+       {{"total", s.total()},
+        {"forward", s.forward},
+        {"recompute", s.recompute},
+        {"backward", s.backward},
+        {"optimizer", s.update},
+        {"copies", s.copy},
+        {"communication", s.communication},
+        {"overhead", s.overhead},
+        {"calibrated", r.prices == PlanReport::Prices::Measured}}},
+      {"collectives",
+       {{"per_step", Json::parse(collectives_json(r.forecast.collectives))}, {"bytes_on_wire", r.forecast.wire_bytes}}},
+      {"checkpointing",
+       {{"recomputed_flops", r.forecast.recomputed_flops},
+        {"forward_flops", r.forecast.forward_flops},
+        {"blocks", blocks}}},
+      {"frontier", {{"counted", counted_words(r.keep.counted)}, {"points", frontier}}}};
   return json.dump(2) + "\n";
 }
 
@@ -230,24 +217,13 @@ std::string plan_picture(const PlanReport& r) {
   const auto& points = r.keep.frontier;
   const SvgByteUnit unit = svg_byte_unit(static_cast<double>(points.back().bytes));
   const auto bytes = [&](const KeepPlan::Point& p) { return static_cast<double>(p.bytes) / unit.bytes; };
-  const AxisTicks across = axis_ticks(0, 1.05 * bytes(points.back()), 7),
-                  up = axis_ticks(0.97 * points.back().seconds, 1.03 * points.front().seconds, 7);
-  const SvgScale x{across.low, across.high, kX0, kX1}, y{up.low, up.high, kY0, kY1};
-  for (const double tick : across.values) {
-    canvas.line({x(tick), kY0}, {x(tick), kY1}, {.colour = kSvgGrid});
-    canvas.text({x(tick), kY0 + 18}, tick_label(tick, across.step),
-                {.size = 11, .colour = kSvgFaint, .anchor = SvgAnchor::Middle});
-  }
-  for (const double tick : up.values) {
-    canvas.line({kX0, y(tick)}, {kX1, y(tick)}, {.colour = kSvgGrid});
-    canvas.text({kX0 - 8, y(tick) + 4}, tick_label(tick, up.step),
-                {.size = 11, .colour = kSvgFaint, .anchor = SvgAnchor::End});
-  }
-  canvas.text({(kX0 + kX1) / 2, kY0 + 40},
-              fmt::format("{} at their peak, {}", counted_words(r.keep.counted), unit.name),
-              {.size = 12, .colour = kSvgInk, .anchor = SvgAnchor::Middle});
-  canvas.text({26, (kY0 + kY1) / 2}, "time of a step, s (predicted)",
-              {.size = 12, .colour = kSvgInk, .anchor = SvgAnchor::Middle, .rotate = -90});
+  const AxisTicks memory = axis_ticks(0, 1.05 * bytes(points.back()), 7),
+                  seconds = axis_ticks(0.97 * points.back().seconds, 1.03 * points.front().seconds, 7);
+  const SvgScale x{memory.low, memory.high, kX0, kX1}, y{seconds.low, seconds.high, kY0, kY1};
+  const SvgAxis across{x, memory, fmt::format("{} at their peak, {}", counted_words(r.keep.counted), unit.name)},
+      up{y, seconds, "time of a step, s (predicted)"};
+  svg_grid(canvas, across, up);
+  svg_axis_titles(canvas, across, up);
   for (std::size_t i = 1; i < points.size(); ++i)
     canvas.line({x(bytes(points[i - 1])), y(points[i - 1].seconds)}, {x(bytes(points[i])), y(points[i].seconds)},
                 {.colour = kSvgOther, .width = 1.6});

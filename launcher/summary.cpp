@@ -12,6 +12,7 @@
 
 #include "launcher/adapter_file.h"
 #include "launcher/config_value.h"
+#include "launcher/report_parts.h"
 
 namespace regather {
 namespace {
@@ -68,16 +69,8 @@ Json config_json(const Config& config) {
 }
 
 Json collectives(const RunSummary& s) {
-  Json per_step = Json::array();
-  for (const auto& [key, counts] : s.collectives_per_step) {
-    per_step.push_back({{"name", name_of(key.collective)},
-                        {"pass", name_of(key.pass)},
-                        {"unit", key.unit},
-                        {"dtype", name_of(key.dtype)},
-                        {"count", counts.count},
-                        {"bytes", counts.wire_bytes}});
-  }
-  return {{"per_step", per_step}, {"expected_matches", s.expected_matches}};
+  return {{"per_step", Json::parse(collectives_json(s.collectives_per_step))},
+          {"expected_matches", s.expected_matches}};
 }
 
 Json evaluations(const RunSummary& s) {

@@ -109,4 +109,26 @@ std::string tick_label(double value, double step) {
   return fmt::format("{:.{}f}", std::abs(value) < step / 2 ? 0.0 : value, decimals);
 }
 
+void svg_grid(SvgCanvas& canvas, const SvgAxis& across, const SvgAxis& up) {
+  const SvgScale &x = across.scale, &y = up.scale;
+  for (const double tick : across.ticks.values) {
+    canvas.line({x(tick), y.at_low}, {x(tick), y.at_high}, {.colour = kSvgGrid});
+    canvas.text({x(tick), y.at_low + 18}, tick_label(tick, across.ticks.step),
+                {.size = 11, .colour = kSvgFaint, .anchor = SvgAnchor::Middle});
+  }
+  for (const double tick : up.ticks.values) {
+    canvas.line({x.at_low, y(tick)}, {x.at_high, y(tick)}, {.colour = kSvgGrid});
+    canvas.text({x.at_low - 8, y(tick) + 4}, tick_label(tick, up.ticks.step),
+                {.size = 11, .colour = kSvgFaint, .anchor = SvgAnchor::End});
+  }
+}
+
+void svg_axis_titles(SvgCanvas& canvas, const SvgAxis& across, const SvgAxis& up) {
+  const SvgScale &x = across.scale, &y = up.scale;
+  canvas.text({(x.at_low + x.at_high) / 2, y.at_low + 40}, across.title,
+              {.size = 12, .colour = kSvgInk, .anchor = SvgAnchor::Middle});
+  canvas.text({x.at_low - 52, (y.at_low + y.at_high) / 2}, up.title,
+              {.size = 12, .colour = kSvgInk, .anchor = SvgAnchor::Middle, .rotate = -90});
+}
+
 }  // namespace regather

@@ -65,6 +65,15 @@ struct SvgScale {
   double operator()(double value) const { return at_low + (value - low) / (high - low) * (at_high - at_low); }
 };
 
+// Lines of a grid at the ticks, inside the scales, with the ticks' labels outside; and what the axes are called.
+struct SvgAxis {
+  SvgScale scale;
+  AxisTicks ticks;
+  std::string title;
+};
+void svg_grid(SvgCanvas& canvas, const SvgAxis& across, const SvgAxis& up);
+void svg_axis_titles(SvgCanvas& canvas, const SvgAxis& across, const SvgAxis& up);
+
 // The colours that pictures share.
 inline constexpr std::string_view kSvgInk = "#2b2f36", kSvgFaint = "#6b727d", kSvgGrid = "#e4e7eb",
                                   kSvgPanel = "#fafbfc", kSvgLimit = "#b3261e", kSvgPoint = "#e07b39",
