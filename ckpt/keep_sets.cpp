@@ -15,18 +15,6 @@ Types types_of(const Activations& values) {
   return types;
 }
 
-// A unit's parameters as descriptions: all that a run without storage reads.
-class DescribedUnit final : public ParamSource {
- public:
-  explicit DescribedUnit(const UnitSpec& unit) : unit_(unit) {}
-  const std::vector<ParamInfo>& table() const override { return unit_.params; }
-  const void* data(int) override { return nullptr; }
-  DType dtype() const override { return DType::F32; }
-
- private:
-  const UnitSpec& unit_;
-};
-
 // One part of a model on storage-less tensors, again and again under other plans.
 class DryPart {
  public:

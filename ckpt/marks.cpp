@@ -14,18 +14,6 @@ constexpr MarkLevel kLevels[] = {
     {"mlp", {"mlp.gate", "mlp.up", "mlp.act"}},  // its wide values
 };
 
-// Parameters that are described and not there.
-class Described final : public ParamSource {
- public:
-  explicit Described(const UnitSpec& unit) : unit_(unit) {}
-  const std::vector<ParamInfo>& table() const override { return unit_.params; }
-  const void* data(int) override { return nullptr; }
-  DType dtype() const override { return DType::F32; }
-
- private:
-  const UnitSpec& unit_;
-};
-
 bool matches(std::string_view pattern, const std::string& mark) {
   return pattern == mark || pattern == std::string_view(mark).substr(mark.rfind('.') + 1) ||
          fnmatch(std::string(pattern).c_str(), mark.c_str(), FNM_NOESCAPE) == 0;
@@ -42,7 +30,7 @@ bool names(const std::string& name, const std::string& mark) {
 
 std::vector<std::vector<Tape::ValueReport>> trace_blocks(const Model& model, const Shape& tokens) {
   CpuDevice device(Allocator::Mode::Meta);
-  std::vector<Described> sources(model.units.begin(), model.units.end());
+  std::vector<DescribedUnit> sources(model.units.begin(), model.units.end());
   const auto view = [&](const Part& part) {
     ParamView params;
     for (int unit : part.units) params.append(sources.at(static_cast<std::size_t>(unit)));

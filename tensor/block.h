@@ -50,6 +50,18 @@ struct UnitSpec {
   std::vector<ParamInfo> params;
 };
 
+// A unit's parameters as descriptions, without values: all that a run without storage reads. The unit outlives it.
+class DescribedUnit final : public ParamSource {
+ public:
+  explicit DescribedUnit(const UnitSpec& unit) : unit_(unit) {}
+  const std::vector<ParamInfo>& table() const override { return unit_.params; }
+  const void* data(int) override { return nullptr; }
+  DType dtype() const override { return DType::F32; }
+
+ private:
+  const UnitSpec& unit_;
+};
+
 // A block and the units that hold its parameters: parameter k of the block is the k-th of those units' tables, one
 // after the other. A unit may serve several parts (a tied embedding table).
 struct Part {

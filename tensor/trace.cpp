@@ -1,13 +1,8 @@
 #include "tensor/trace.h"
 
-#include <chrono>
+#include "tensor/work.h"
 
 namespace regather {
-namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-}  // namespace
 
 void Trace::operation(Kind kind, std::string_view name, double flops) {
   static constexpr std::string_view kVerbs[] = {"run ", "rerun ", "backward "};
@@ -23,11 +18,11 @@ void Trace::operation(Kind kind, std::string_view name, double flops) {
 }
 
 Shadowed::Shadowed(Trace* trace) : trace_(trace && trace->in_flight && trace->in_flight() ? trace : nullptr) {
-  if (trace_) begin_ = now();
+  if (trace_) begin_ = steady_seconds();
 }
 
 Shadowed::~Shadowed() {
-  if (trace_) trace_->hidden_seconds += now() - begin_;
+  if (trace_) trace_->hidden_seconds += steady_seconds() - begin_;
 }
 
 }  // namespace regather
