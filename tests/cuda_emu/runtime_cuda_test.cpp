@@ -275,15 +275,23 @@ struct Ranks {
   ncclUniqueId id{};
 };
 
+// f(rank, its communicator, a stream) on so many ranks, a device each.
+template <class F>
+void run_collectives(Machine& machine, int size, F f) {
+  const Ranks ranks(size);
+  machine.run_ranks(size, [&](int rank) {
+    ok(cudaSetDevice(rank));
+    ncclComm_t comm = ranks.join(rank);
+    f(rank, comm, new_stream());
+  });
+}
+
 class Collectives : public Seeds {};
 
 TEST_P(Collectives, gather_in_place_and_reduce_in_rank_order) {
   Machine machine(options());
-  const Ranks ranks(4);
-  machine.run_ranks(4, [&](int rank) {
-    ok(cudaSetDevice(rank));
-    ncclComm_t comm = ranks.join(rank);
-    const cudaStream_t stream = new_stream(), compute = new_stream();
+  run_collectives(machine, 4, [&](int rank, ncclComm_t comm, cudaStream_t stream) {
+    const cudaStream_t compute = new_stream();
     const cudaEvent_t arrived = new_event();
     float *full = on_device(12), *host = pinned(3);
     for (int i = 0; i < 3; ++i) host[i] = static_cast<float>(3 * rank + i);
@@ -309,12 +317,9 @@ TEST_P(Collectives, gather_in_place_and_reduce_in_rank_order) {
 
 TEST_P(Collectives, a_reader_that_does_not_wait_for_the_gather_reads_too_early) {
   Machine machine(options());
-  const Ranks ranks(2);
   int wrong = 0;
-  machine.run_ranks(2, [&](int rank) {
-    ok(cudaSetDevice(rank));
-    ncclComm_t comm = ranks.join(rank);
-    const cudaStream_t stream = new_stream(), compute = new_stream();
+  run_collectives(machine, 2, [&](int rank, ncclComm_t comm, cudaStream_t stream) {
+    const cudaStream_t compute = new_stream();
     float* full = on_device(4);
     upload(full + 2 * rank, counting(2), 2, stream);
     ncclAllGather(full + 2 * rank, full, 2, ncclFloat32, comm, stream);
@@ -325,11 +330,7 @@ TEST_P(Collectives, a_reader_that_does_not_wait_for_the_gather_reads_too_early) 
 
 TEST_P(Collectives, in_another_order_on_one_rank_are_named) {
   Machine machine(options());
-  const Ranks ranks(2);
-  machine.run_ranks(2, [&](int rank) {
-    ok(cudaSetDevice(rank));
-    ncclComm_t comm = ranks.join(rank);
-    const cudaStream_t stream = new_stream();
+  run_collectives(machine, 2, [&](int rank, ncclComm_t comm, cudaStream_t stream) {
     float* x = on_device(8);
     for (const std::size_t n : rank == 0 ? std::vector<std::size_t>{2, 4} : std::vector<std::size_t>{4, 2})
       ncclAllReduce(x, x, n, ncclFloat32, ncclSum, comm, stream);
@@ -340,11 +341,7 @@ TEST_P(Collectives, in_another_order_on_one_rank_are_named) {
 
 TEST_P(Collectives, that_one_rank_skips_are_named) {
   Machine machine(options());
-  const Ranks ranks(3);
-  machine.run_ranks(3, [&](int rank) {
-    ok(cudaSetDevice(rank));
-    ncclComm_t comm = ranks.join(rank);
-    const cudaStream_t stream = new_stream();
+  run_collectives(machine, 3, [&](int rank, ncclComm_t comm, cudaStream_t stream) {
     float* x = on_device(8);
     if (rank != 1) ncclAllReduce(x, x, 8, ncclFloat32, ncclSum, comm, stream);
     cudaStreamSynchronize(stream);
@@ -354,11 +351,7 @@ TEST_P(Collectives, that_one_rank_skips_are_named) {
 
 TEST_P(Collectives, posted_in_a_group_run_at_its_end) {
   Machine machine(options());
-  const Ranks ranks(2);
-  machine.run_ranks(2, [&](int rank) {
-    ok(cudaSetDevice(rank));
-    ncclComm_t comm = ranks.join(rank);
-    const cudaStream_t stream = new_stream();
+  run_collectives(machine, 2, [&](int, ncclComm_t comm, cudaStream_t stream) {
     float *a = counting_on_device<float>(4, stream), *b = counting_on_device<float>(2, stream);
     ncclGroupStart();
     ncclAllReduce(a, a, 4, ncclFloat32, ncclSum, comm, stream);
@@ -373,11 +366,7 @@ TEST_P(Collectives, posted_in_a_group_run_at_its_end) {
 TEST_P(Collectives, that_fail_can_be_aborted) {
   Machine machine(options());
   machine.fail_collective(1, 0);
-  const Ranks ranks(2);
-  machine.run_ranks(2, [&](int rank) {
-    ok(cudaSetDevice(rank));
-    ncclComm_t comm = ranks.join(rank);
-    const cudaStream_t stream = new_stream();
+  run_collectives(machine, 2, [&](int, ncclComm_t comm, cudaStream_t stream) {
     float* x = on_device(2);
     ncclAllReduce(x, x, 2, ncclFloat32, ncclSum, comm, stream);
     ncclResult_t error = ncclSuccess;

@@ -2,29 +2,15 @@
 #include "launcher/adapter_file.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tests/launcher/temporary_folder.h"
 #include "tests/launcher/training_run.h"
 
 namespace regather::testing {
 namespace {
-
-class Folder {
- public:
-  Folder() : path_(std::filesystem::temp_directory_path() / fmt::format("regather_adapter_{}", ::getpid())) {
-    std::filesystem::remove_all(path_);
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 std::string read(const std::filesystem::path& file) {
   std::ifstream stream(file, std::ios::binary);
@@ -122,7 +108,7 @@ TEST(AdapterFile, HoldsTheWholeTrainedAdapterOnAnyNumberOfRanks) {
   for (const char* type : {"gpt2", "llama"})
     for (const int world : {1, 2, 3})
       for (const Strategy strategy : {Strategy::Full, Strategy::Gradients}) {
-        const Folder folder;
+        const TemporaryFolder folder;
         RunSetup s = setup(type, world);
         s.strategy = strategy;
         const double before = train_and_write(s, folder.path());
@@ -145,7 +131,7 @@ TEST(AdapterFile, HoldsTheWholeTrainedAdapterOnAnyNumberOfRanks) {
 }
 
 TEST(AdapterFile, NamesAndShapesArePefts) {
-  const Folder folder;
+  const TemporaryFolder folder;
   train_and_write(setup("gpt2", 2), folder.path());
   const auto gpt2 = read_safetensors(read(folder.path() / kAdapterModel));
   const std::string h = "base_model.model.transformer.h.2.";
@@ -174,7 +160,7 @@ TEST(AdapterFile, NamesAndShapesArePefts) {
 }
 
 TEST(AdapterFile, AnEmptyAdapterIsAnError) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const Model model = make_model(setup("gpt2", 1).model);
   EXPECT_THROW(write_adapters(folder.path(), {}, model, {}), Error);
   EXPECT_THROW(write_adapters(folder.path(), {{"h.0.attn.c_attn.lora_A.weight", Shape{3, 32}, {}}}, model, {}), Error);

@@ -12,17 +12,7 @@ regather() {
   shift
   "$source/tools/mpirun" 2 "$program" "$command" "$source/configs/quickstart.yaml" "${small[@]}" "$@" >"$folder/log" 2>&1
 }
-fail() {
-  echo "$1"
-  cat "$folder/log"
-  exit 1
-}
-expect_code() {  # CODE WHAT COMMAND...
-  local code=0 wanted=$1 what=$2
-  shift 2
-  "$@" || code=$?
-  [[ $code == "$wanted" ]] || fail "$what: exit code $code, not $wanted"
-}
+source "$source/tests/launcher/e2e_functions.sh"
 
 regather train || fail "train failed"
 regather compare --steps 1 --rounds 2 --json "$folder/copy.json" || fail "compare failed"

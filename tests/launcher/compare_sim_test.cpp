@@ -7,24 +7,10 @@
 #include <mutex>
 
 #include "launcher/compare_measure.h"
+#include "tests/launcher/temporary_folder.h"
 
 namespace regather::testing {
 namespace {
-
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "regather_compare_XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 // A small model on text in `folder`.
 Config small(const TemporaryFolder& folder, const std::string& more = "") {

@@ -88,16 +88,7 @@ void expect_close(const RunResult& a, const RunResult& b, float bound, const std
 
 class Equivalence : public ::testing::TestWithParam<std::string> {
  protected:
-  RunSetup setup() const {
-    RunSetup s;
-    s.model.type = GetParam();
-    if (s.model.type == "llama") {
-      s.model.heads = 4;
-      s.model.kv_heads = 2;
-      s.model.tie_embeddings = false;
-    }
-    return s;
-  }
+  RunSetup setup() const { return setup_of(GetParam()); }
 
   // In both orders of accumulation, and reduced at both times.
   void expect_same_bits_of_every_plan(Strategy strategy, int world, const std::vector<PolicyOptions>& all) const {

@@ -14,13 +14,7 @@ namespace {
 class Lora : public ::testing::TestWithParam<std::string> {
  protected:
   RunSetup setup(std::vector<std::string> targets = {"*"}) const {
-    RunSetup s;
-    s.model.type = GetParam();
-    if (s.model.type == "llama") {
-      s.model.heads = 4;
-      s.model.kv_heads = 2;
-      s.model.tie_embeddings = false;
-    }
+    RunSetup s = setup_of(GetParam());
     s.model.lora = {.rank = 4, .alpha = 8, .targets = std::move(targets)};
     s.world = 1;
     return s;

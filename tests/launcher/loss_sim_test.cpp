@@ -205,12 +205,7 @@ std::string message_with_extra(ExtraParameter::Use use, bool optional, bool trai
     block = std::make_unique<ExtraParameter>(std::move(block), use, id);
     return model;
   };
-  try {
-    train(s);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
+  return failure_of(s);
 }
 
 TEST(Learning, AParameterThatNothingReadsIsAnErrorNamingIt) {

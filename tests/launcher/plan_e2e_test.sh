@@ -11,17 +11,7 @@ sed -e 's/^  layers: 6/  layers: 4/' -e 's/^  hidden: 384/  hidden: 48/' -e 's/^
   -e "s|^output: .*|output: $folder/run|" "$source/configs/quickstart.yaml" >"$folder/small.yaml"
 alone() { "$program" "$1" "$folder/small.yaml" "${@:2}" >"$folder/log" 2>&1; }
 two() { "$source/tools/mpirun" 2 "$program" "$1" "$folder/small.yaml" "${@:2}" >"$folder/log" 2>&1; }
-fail() {
-  echo "$1"
-  cat "$folder/log"
-  exit 1
-}
-expect_code() {  # CODE WHAT COMMAND...
-  local code=0 wanted=$1 what=$2
-  shift 2
-  "$@" || code=$?
-  [[ $code == "$wanted" ]] || fail "$what: exit code $code, not $wanted"
-}
+source "$source/tests/launcher/e2e_functions.sh"
 value() { python3 -c 'import json, sys; print(eval("json.load(open(sys.argv[1]))" + sys.argv[2]))' "$@"; }
 
 alone plan --world 2 --json "$folder/full.json" --picture "$folder/full.svg" || fail "plan failed"

@@ -8,6 +8,7 @@
 
 #include "launcher/profile.h"
 #include "launcher/train.h"
+#include "tests/launcher/temporary_folder.h"
 
 namespace regather::testing {
 namespace {
@@ -15,21 +16,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int kLayers = 4, kRanks = 3, kSteps = 6;
-
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "regather_profile_XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 Json read(const std::filesystem::path& file) {
   std::ifstream stream(file);

@@ -33,12 +33,7 @@ std::string failure(RunSetup s, const std::function<void(std::uint64_t step, flo
     });
     return model;
   };
-  try {
-    train(s);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
+  return failure_of(s);
 }
 
 TEST(FailingRerun, EndsTheStepNamingBlockAndOperationUnderEveryPolicy) {

@@ -41,6 +41,18 @@ struct RunSetup {
   std::function<void(CpuDevice&)> prepare{};  // slows the copies of a rank's device down, or breaks one
 };
 
+// The same of a built-in type; Llama with fewer key and value heads and a table of its own for the head.
+inline RunSetup setup_of(const std::string& type) {
+  RunSetup s;
+  s.model.type = type;
+  if (type == "llama") {
+    s.model.heads = 4;
+    s.model.kv_heads = 2;
+    s.model.tie_embeddings = false;
+  }
+  return s;
+}
+
 struct RunResult {
   std::vector<double> losses, norms, evaluations;
   std::vector<bool> skipped;
@@ -157,6 +169,16 @@ inline RunResult train(const RunSetup& s) {
     run_rank(s, model, comm, result, mutex);
   });
   return result;
+}
+
+// What the run fails with; empty: it does not.
+inline std::string failure_of(const RunSetup& s) {
+  try {
+    train(s);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
 }
 
 // How often and how many bytes a collective of a unit crossed the wire, over all passes (or one).

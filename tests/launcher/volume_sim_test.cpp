@@ -132,11 +132,9 @@ TEST(Volume, DataParallelRanksOnlyAllReduce) {
   }
 }
 
-// A gather in a block's recompute, as a wrapper that gathers again for it would make.
-TEST(Volume, ASecondGatherInARecomputeEndsTheStep) {
-  RunSetup s = setup(2, 4, 2, 1);
-  s.policy.policy = "full";
-  std::string message;
+// What a run fails with in which block 1 gathers once more, by itself, at this execution of its forward.
+std::string failure_with_another_gather(const RunSetup& s, Pass pass, int execution,
+                                        const std::function<void(Trainer&, const Batch&)>& act) {
   try {
     run_ranks(2, {}, [&](Communicator& comm) {
       CpuDevice device;
@@ -145,17 +143,27 @@ TEST(Volume, ASecondGatherInARecomputeEndsTheStep) {
       std::vector<float> again(static_cast<std::size_t>(2 * shard));
       int executions = 0;
       put_fault(model, 1, [&](std::uint64_t, float*, std::int64_t) {
-        if (++executions != 2) return;  // the first is forward's
+        if (++executions != execution) return;
         const GatherBuffer buffer{again.data(), shard, DType::F32};
-        comm.all_gather({&buffer, 1}, {"block", Pass::Backward}).wait();
+        comm.all_gather({&buffer, 1}, {"block", pass}).wait();
       });
       Trainer trainer(model, device, comm, trainer_options(s));
-      const Batch batch = make_batch(device.memory, s, comm.rank(), 2, 0, 0);
-      trainer.step({&batch, 1});
+      act(trainer, make_batch(device.memory, s, comm.rank(), 2, 0, 0));
     });
   } catch (const Error& e) {
-    message = e.what();
+    return e.what();
   }
+  return "";
+}
+
+// As a wrapper that gathers again for its recompute would make; the first execution is forward's.
+TEST(Volume, ASecondGatherInARecomputeEndsTheStep) {
+  RunSetup s = setup(2, 4, 2, 1);
+  s.policy.policy = "full";
+  const std::string message =
+      failure_with_another_gather(s, Pass::Backward, 2, [](Trainer& trainer, const Batch& batch) {
+        trainer.step({&batch, 1});
+      });
   EXPECT_NE(message.find("communicated other than planned"), std::string::npos) << message;
   EXPECT_NE(message.find("all_gather"), std::string::npos) << message;
 }
@@ -193,24 +201,10 @@ TEST(Volume, AnEvaluationGathersWhatEachPartUsesOnceABatch) {
 
 TEST(Volume, ASecondGatherInAnEvaluationIsAnError) {
   RunSetup s = setup(2, 4, 2, 1);
-  std::string message;
-  try {
-    run_ranks(2, {}, [&](Communicator& comm) {
-      CpuDevice device;
-      Model model = make_model(s.model);
-      const std::int64_t shard = UnitSizes(s.model, 2).block_shard;
-      std::vector<float> again(static_cast<std::size_t>(2 * shard));
-      put_fault(model, 1, [&](std::uint64_t, float*, std::int64_t) {
-        const GatherBuffer buffer{again.data(), shard, DType::F32};
-        comm.all_gather({&buffer, 1}, {"block", Pass::Evaluation}).wait();
+  const std::string message =
+      failure_with_another_gather(s, Pass::Evaluation, 1, [](Trainer& trainer, const Batch& batch) {
+        trainer.evaluate({&batch, 1});
       });
-      Trainer trainer(model, device, comm, trainer_options(s));
-      const Batch batch = make_batch(device.memory, s, comm.rank(), 2, 0, 0);
-      trainer.evaluate({&batch, 1});
-    });
-  } catch (const Error& e) {
-    message = e.what();
-  }
   EXPECT_NE(message.find("evaluation after step 0: the evaluation communicated other than planned"), std::string::npos)
       << message;
 }
