@@ -160,12 +160,13 @@ TEST(AdapterFile, NamesAndShapesArePefts) {
 }
 
 TEST(AdapterFile, AnEmptyAdapterIsAnError) {
-  const TemporaryFolder folder;
+  const TemporaryFolder temporary;
+  const std::filesystem::path folder = temporary.path() / "adapter";
   const Model model = make_model(setup("gpt2", 1).model);
-  EXPECT_THROW(write_adapters(folder.path(), {}, model, {}), Error);
-  EXPECT_THROW(write_adapters(folder.path(), {{"h.0.attn.c_attn.lora_A.weight", Shape{3, 32}, {}}}, model, {}), Error);
-  EXPECT_THROW(write_adapters(folder.path(), {{"h.0.attn.c_attn.lora_A.weight", Shape{0, 32}, {}}}, model, {}), Error);
-  EXPECT_FALSE(std::filesystem::exists(folder.path()));
+  EXPECT_THROW(write_adapters(folder, {}, model, {}), Error);
+  EXPECT_THROW(write_adapters(folder, {{"h.0.attn.c_attn.lora_A.weight", Shape{3, 32}, {}}}, model, {}), Error);
+  EXPECT_THROW(write_adapters(folder, {{"h.0.attn.c_attn.lora_A.weight", Shape{0, 32}, {}}}, model, {}), Error);
+  EXPECT_FALSE(std::filesystem::exists(folder));
 }
 
 TEST(AdapterFile, AFolderThatCannotBeMadeIsNamed) {
