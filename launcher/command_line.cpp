@@ -15,6 +15,7 @@
 #include "launcher/fit.h"
 #include "launcher/keep_plan.h"
 #include "launcher/plan.h"
+#include "launcher/machine.h"
 #include "launcher/preflight.h"
 #include "launcher/profile.h"
 #include "launcher/progress.h"
@@ -46,10 +47,10 @@ CONFIG is a YAML file; configs/quickstart.yaml is one to begin with. On 2 ranks:
 
   tools/mpirun 2 build/cpu/regather train configs/quickstart.yaml
 
+Ctrl-C or SIGTERM ends a run after its step; to mpirun, send SIGUSR1 instead.
   --set a.b=v       replaces one key of the file; again for another key
-  --overwrite       train, compare: replaces what an earlier one wrote
-  --profile         train: where a step's time went; trace.json for Perfetto
-  --json FILE       a copy of what was found, as JSON
+  --overwrite       replaces what an earlier train or compare wrote
+  --json FILE       a copy of what was found; --profile: where train's time went
   --policies a,b    compare, fit: which; --steps N, --rounds N: for how long
   --world N         plan: ranks; --bandwidth B: of their link; --picture FILE
   --calibrate       plan: first measures what operations cost, on all ranks
@@ -100,7 +101,11 @@ void refuse_unknown_command(int argc, char** argv) {
 std::string unexpected(const CLI::App& app) {
   const std::string extra = app.remaining(true).front();
   if (!extra.starts_with('-')) return fmt::format("{}: one argument too many; see regather --help", extra);
-  std::vector<std::string> options;
+  const std::string name = extra.substr(0, extra.find('='));
+  std::vector<std::string> options, others;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    if (name.starts_with("--") && command->get_option_no_throw(name) != nullptr) others.push_back(command->get_name());
+  if (!others.empty()) return fmt::format("{}: belongs to {}; see regather --help", extra, fmt::join(others, " and "));
   for (const CLI::App* command : app.get_subcommands())
     for (const CLI::Option* option : command->get_options())
       if (option->get_name().starts_with("--")) options.push_back(option->get_name());
@@ -120,6 +125,19 @@ void add_planning_options(CLI::App& plan, CLI::App& fit, Arguments& to) {
                                          [&](std::uint64_t b) { to.fit.memory = static_cast<std::int64_t>(b); })
       ->transform(CLI::AsSizeValue(false));
   fit.add_flag_callback("--no-confirm", [&] { to.fit.confirm = FitOptions::Confirm::No; });
+}
+
+CLI::Validator integer_up_to(int most) {
+  return CLI::Validator(
+      [most](std::string& text) -> std::string {
+        const std::optional<int> value = whole(text.c_str());
+        if (value && *value >= 1 && *value <= most) return "";
+        const bool digits =
+            !text.empty() && text.find_first_not_of("0123456789", text.find_first_not_of("+-")) == text.npos;
+        return fmt::format("value '{}' {}; allowed: an integer from 1 to {}", text,
+                           digits ? "is out of range" : "is not an integer", most);
+      },
+      "");
 }
 
 Arguments parse_arguments(int argc, char** argv) {
@@ -143,12 +161,12 @@ Arguments parse_arguments(int argc, char** argv) {
     command->add_option("--set", arguments.sets)->allow_extra_args(false);
     command->add_option("--json", arguments.train.json_file);
   }
-  for (CLI::App* command : {train, compare}) command->add_flag("--overwrite", arguments.train.overwrite);
+  for (CLI::App* command : {train, compare, check}) command->add_flag("--overwrite", arguments.train.overwrite);
   train->add_flag("--profile", arguments.train.profile);
   for (CLI::App* command : {compare, fit})
     command->add_option("--policies", arguments.compare.policies)->delimiter(',')->allow_extra_args(false);
-  compare->add_option("--steps", arguments.compare.steps)->check(CLI::Range(1, 1'000'000));
-  compare->add_option("--rounds", arguments.compare.rounds)->check(CLI::Range(1, 1'000));
+  compare->add_option("--steps", arguments.compare.steps)->check(integer_up_to(1'000'000));
+  compare->add_option("--rounds", arguments.compare.rounds)->check(integer_up_to(1'000));
   add_planning_options(*plan, *fit, arguments);
   on_key->set_help_flag();
   on_key->add_flag("-h,--help", help);
@@ -159,11 +177,14 @@ Arguments parse_arguments(int argc, char** argv) {
   } catch (const CLI::ExtrasError&) {
     throw UsageError(unexpected(app));
   } catch (const CLI::ArgumentMismatch& e) {
-    throw UsageError(fmt::format("{}: needs a value; see regather --help",
-                                 std::string_view(e.what()).substr(0, std::string_view(e.what()).find(':'))));
+    const std::string name(std::string_view(e.what()).substr(0, std::string_view(e.what()).find(':')));
+    const auto names_it = [&](std::string_view a) { return a == name || a.starts_with(name + "="); };
+    if (std::count_if(argv + 1, argv + argc, names_it) > 1) throw UsageError(name + ": given twice");
+    throw UsageError(fmt::format("{}: needs a value; see regather --help", name));
   } catch (const CLI::ParseError& e) {
     throw UsageError(fmt::format("{}; see regather --help", e.what()));
   }
+  for (std::string& policy : arguments.compare.policies) policy = CLI::detail::trim_copy(policy);
   using Command = Arguments::Command;
   if (help || argc < 2) return arguments;
   if (version) {
@@ -191,51 +212,6 @@ void check_steps_to_profile(const Config& config) {
       "{}: value {} leaves --profile nothing to record: the first {} steps warm up; allowed: {} "
       "or more",
       early ? "train.stop_after" : "train.steps", steps, Profiler::kWarmUpSteps, Profiler::kWarmUpSteps + 1));
-}
-
-// How many ranks a configuration is checked for: those that were started, else those that it asks for.
-std::int64_t ranks_of(const Config& config, const LaunchPlace& place) {
-  if (place.ranks > 1) return place.ranks;
-  if (ranks_are_threads(config)) return config.communication.sim_ranks;
-  return std::max<std::int64_t>(1, config.train.global_batch / (config.train.micro_batch * config.train.accumulation));
-}
-
-// Everything that a run would be refused for before its first step, then what it would be.
-std::string describe_run(const Config& config, const LaunchPlace& place) {
-  require_place(config, place);
-  const std::int64_t ranks = ranks_of(config, place);
-  const RunInputs inputs(config, static_cast<int>(ranks));
-  const StepForecast forecast = forecast_step(config, inputs.model, 0, static_cast<int>(ranks));
-  require_memory(config, forecast, static_cast<int>(ranks));
-  RunFolder::require_usable(config.output, RunFolder::Existing::Overwrite);
-  const ParameterCounts parameters = parameter_counts(inputs.model);
-  std::string text;
-  const auto line = [&](std::string_view name, const std::string& value) {
-    text += fmt::format("# {}: {}\n", name, value);
-  };
-  line("model", fmt::format("{} parameters, {} trained", parameters.all, parameters.trainable));
-  if (config.model.lora.rank > 0) line("adapters", describe_adapters(config.model.lora));
-  line("batch", describe_batch(config, ranks));
-  line("sharding", describe_sharding(config));
-  line("checkpointing", describe_checkpointing(config));
-  line("reduce", describe_reduce(config, parameters, ranks));
-  line("memory", fmt::format("a rank needs {}", describe_memory(forecast)));
-  if (RunFolder::occupied(config.output)) line("output", "holds files already, train needs --overwrite");
-  return text;
-}
-
-std::string check_config(const Arguments& arguments, const LaunchPlace& place, const ModelRegistry& models) {
-  const Config written = load_config(arguments.config, arguments.sets, models);
-  Config config = written;
-  const std::string run = with_places(written, [&] {
-    require_place(written, place);
-    const int ranks = static_cast<int>(ranks_of(written, place));
-    if (written.activation_checkpointing.policy == "budget")
-      config = settled(written, make_model(written.model), ranks, costs_for(written, ranks));
-    return describe_run(config, place);
-  });
-  if (!arguments.train.json_file.empty()) write_file(arguments.train.json_file, to_json(config));
-  return fmt::format("# {}: valid\n{}{}", arguments.config, run, to_yaml(config));
 }
 
 // With --calibrate the ranks that run are those that are planned for.
@@ -270,7 +246,7 @@ std::optional<Training> prepare(const Arguments& arguments, const LaunchPlace& p
     case Arguments::Command::Version: text = fmt::format("regather {}\n", REGATHER_VERSION); break;
     case Arguments::Command::HelpOnKey: text = help_on(arguments.key, models); break;
     case Arguments::Command::Markdown: text = configuration_markdown(); break;
-    case Arguments::Command::Check: text = check_config(arguments, place, models); break;
+    case Arguments::Command::Check: text = check_text(load_config(arguments.config, arguments.sets, models), check_options(arguments), place); break;
     case Arguments::Command::Plan: {
       Config config = load_config(arguments.config, arguments.sets, models);
       const PlanOptions options = plan_options(arguments, config, place);

@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <filesystem>
+#include <set>
 
 #include "launcher/compare_measure.h"
 #include "launcher/compare_pictures.h"
@@ -98,8 +99,13 @@ class CompareProgram final : public RankProgram {
 }  // namespace
 
 int run_compare(const Config& config, const CompareOptions& options, const ReportError& report) {
-  // Before any work, on every rank: a policy that is unknown or impossible.
-  for (const std::string& policy : options.policies) with_policy(config, policy);
+  // Before any work, on every rank: a policy that is unknown, impossible or there already.
+  std::set<std::string> seen;
+  for (const std::string& policy : options.policies) {
+    with_policy(config, policy);
+    if (!seen.insert(policy).second)
+      throw UsageError(fmt::format("--policies: value '{}' is given twice; allowed: each policy once", policy));
+  }
   const StopSignal stop;
   std::atomic<int> code{0};
   const int failed = run_on_ranks(

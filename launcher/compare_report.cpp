@@ -57,8 +57,12 @@ std::string sizes(std::string_view what, std::int64_t now, std::int64_t referenc
   return fmt::format("{} {:.{}f}x {}", what, times, times < 1.5 ? 2 : 1, r > 1 ? "smaller" : "larger");
 }
 
-std::string speed(const PolicyResult& p, const PolicyResult& reference) {
-  const double noise = std::max({p.spread, reference.spread, 0.01});
+bool measured_once(const Comparison& c) { return c.steps * c.rounds <= 1; }  // then there is no spread to go by
+double noise_of(const PolicyResult& a, const PolicyResult& b) { return std::max({a.spread, b.spread, 0.01}); }
+
+std::string speed(const Comparison& c, const PolicyResult& p, const PolicyResult& reference) {
+  if (measured_once(c)) return "as fast as can be told (one measurement)";
+  const double noise = noise_of(p, reference);
   if (std::abs(p.slowdown - 1) <= noise) return fmt::format("as fast (within {:.0f}%)", std::ceil(noise * 100));
   return p.slowdown > 1 ? fmt::format("{:.2f}x slower", p.slowdown) : fmt::format("{:.2f}x faster", 1 / p.slowdown);
 }
@@ -117,7 +121,7 @@ std::string verdict_on(const Comparison& c, const PolicyResult& p) {
                        p.policy, p.tokens_per_second, human_bytes(p.measured.total), largest(c, p, ""));
   return fmt::format("`{}`: {}, {}, {}, {}, {}. {}.", p.policy,
                      sizes("activations", p.measured.peak_of[kActivations], reference.measured.peak_of[kActivations]),
-                     sizes("peak", p.measured.total, reference.measured.total), speed(p, reference),
+                     sizes("peak", p.measured.total, reference.measured.total), speed(c, p, reference),
                      communication(p, reference), numbers(p),
                      largest(c, p, largest_part(p.measured) == largest_part(reference.measured) ? "" : "now "));
 }
@@ -138,6 +142,16 @@ std::string conclusion(const Comparison& c) {
                        advice(c, least, largest_part(least.planned)));
   }
   const std::string of_those = std::ranges::all_of(c.policies, &PolicyResult::ran) ? "" : "Of those that fit: ";
+  std::vector<std::string> as_fast;  // as far as the spread tells
+  for (const PolicyResult& p : c.policies)
+    if (p.ran() && p.slowdown / fastest->slowdown - 1 <= noise_of(p, *fastest))
+      as_fast.push_back(fmt::format("`{}`", p.policy));
+  const std::string least =
+      fmt::format("`{}` needs least memory, {} a rank", smallest->policy, human_bytes(smallest->measured.total));
+  if (measured_once(c)) return fmt::format("{}{}; one measurement each does not rank their speeds.", of_those, least);
+  if (as_fast.size() > 1)
+    return fmt::format("{}{} are as fast as each other, within the spread; {}.", of_those, fmt::join(as_fast, ", "),
+                       least);
   if (fastest == smallest)
     return fmt::format("{}`{}` is the fastest and needs least memory, {} a rank.", of_those, fastest->policy,
                        human_bytes(smallest->measured.total));

@@ -38,10 +38,9 @@ class Assignment {
   }
   void entry(const YamlNode& name, const YamlNode& value, const std::string& path) {
     if (Key* key = keys_.find(path)) {
-      if (in_set_) {
-        const auto [first, fresh] = set_.emplace(path, value.place);
-        if (!fresh) return errors_.add(value.place, path, fmt::format("given twice; first by {}", first->second));
-      }
+      const std::string& place = in_set_ ? value.place : name.place;
+      if (const auto [first, fresh] = given_.emplace(path, place); !fresh)
+        return errors_.add(place, path, fmt::format("given twice; first {} {}", in_set_ ? "by" : "at", first->second));
       sources_[path] = value.place;
       if (!read_key(value, *key, errors_)) failed_.insert(path);
     } else if (const KeySection* of = keys_.find_section(path)) {
@@ -55,7 +54,10 @@ class Assignment {
     }
   }
   // What follows replaces keys of the file, each at most once.
-  void begin_sets() { in_set_ = true; }
+  void begin_sets() {
+    in_set_ = true;
+    given_.clear();
+  }
   void missing(std::string_view file) {
     for (const Key& key : keys_.keys()) {
       if (!key.required || sources_.contains(key.path)) continue;
@@ -70,7 +72,7 @@ class Assignment {
   Keys& keys_;
   ConfigErrors& errors_;
   std::map<std::string, std::string> sources_;  // path -> place of its value
-  std::map<std::string, std::string> set_;      // the same, of what --set gave
+  std::map<std::string, std::string> given_;    // path -> place of the key: by the file, then by --set; however spelled
   bool in_set_ = false;
   std::set<std::string> failed_;
 };

@@ -62,9 +62,12 @@ Terminal terminal_of(std::FILE* out) {
   return no_color != nullptr && *no_color != '\0' ? Terminal::Plain : Terminal::Colour;
 }
 
+double without_sign_of_nan(double value) { return std::isnan(value) ? std::abs(value) : value; }
+
 std::string step_line(const StepMetrics& m, std::int64_t steps) {
-  return fmt::format("step {}/{}  loss {:.4f}  grad_norm {:.4f}  lr {:.2e}  {:.0f} tok/s{}", m.step, steps, m.loss,
-                     m.grad_norm, m.lr, m.tokens_per_second(), m.skipped ? "  skipped" : "");
+  return fmt::format("step {}/{}  loss {:.4f}  grad_norm {:.4f}  lr {:.2e}  {:.0f} tok/s{}", m.step, steps,
+                     without_sign_of_nan(m.loss), without_sign_of_nan(m.grad_norm), m.lr, m.tokens_per_second(),
+                     m.skipped ? "  skipped" : "");
 }
 
 Progress::Progress(std::FILE* out, Terminal terminal, std::int64_t steps, int columns)
@@ -92,7 +95,8 @@ void Progress::step(const StepMetrics& metrics) {
 }
 
 void Progress::evaluation(const EvalMetrics& metrics) {
-  note(fmt::format("step {}/{}  eval_loss {:.4f}  {:.1f} s", metrics.step, steps_, metrics.loss, metrics.seconds));
+  note(fmt::format("step {}/{}  eval_loss {:.4f}  {:.1f} s", metrics.step, steps_, without_sign_of_nan(metrics.loss),
+                   metrics.seconds));
 }
 
 void Progress::note(std::string_view line) {
@@ -125,8 +129,9 @@ void Progress::draw() {
 std::string Progress::bar_line() const {
   const double of_step = timed_steps_ > 0 ? seconds_ / static_cast<double>(timed_steps_) : last_.seconds;
   const std::string left = human_seconds(of_step * static_cast<double>(steps_ - last_.step));
-  std::string numbers = fmt::format(" {}/{}  loss {:.4f}  {:.0f} tok/s  {}  {} left", last_.step, steps_, last_.loss,
-                                    last_.tokens_per_second(), human_bytes(last_.peak_bytes), left);
+  std::string numbers =
+      fmt::format(" {}/{}  loss {:.4f}  {:.0f} tok/s  {}  {} left", last_.step, steps_, without_sign_of_nan(last_.loss),
+                  last_.tokens_per_second(), human_bytes(last_.peak_bytes), left);
   const auto width = static_cast<std::size_t>(std::max(columns_ > 0 ? columns_ : width_of(out_), 20)) - 1;
   if (numbers.size() + 8 > width) return numbers.substr(1, width);
   const std::size_t cells = std::min<std::size_t>(40, width - numbers.size() - 2);

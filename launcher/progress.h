@@ -33,10 +33,13 @@ struct RunBanner {
   std::string host{};
   std::int64_t ranks_here = 1, cpus_here = 1;  // on this rank's machine: how many, and CPUs that any of them may run on
   ParameterCounts parameters{};
-  std::string limits{};  // of this machine, if they were measured
+  std::string limits{};                    // of this machine, if they were measured
+  std::string memory{}, memory_warning{};  // planned of a rank; see warn_of_memory
 };
 // "full, 2 resident slots, prefetch 1"
 std::string describe_sharding(const Config& config);
+// A line, if so many ranks need more than there is; available 0: not known.
+std::string warn_of_memory(std::int64_t peak, std::int64_t ranks_here, std::int64_t available);
 // A block of lines, each "  name     text", and a warning if there are more threads than CPUs.
 std::string start_banner(const Config& config, const RunBanner& banner);
 // CPUs that this process may run on, by their numbers; at least one.
@@ -46,6 +49,7 @@ std::vector<int> allowed_cpus();
 enum class RunEnd { AsAsked, Signal };
 std::string end_line(const RunSummary& summary, RunEnd end, const std::filesystem::path& file);
 
+double without_sign_of_nan(double value);     // so that it is printed as nan, never as -nan
 std::string human_bytes(std::int64_t bytes);  // "12.3 MiB"
 std::string human_seconds(double seconds);    // "1:02:03", "0:07"
 

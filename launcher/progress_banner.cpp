@@ -142,6 +142,13 @@ std::string describe_sharding(const Config& config) {
   return fmt::format("full, {}, prefetch {}", counted(s.resident_slots, "resident slot"), s.prefetch_blocks());
 }
 
+std::string warn_of_memory(std::int64_t peak, std::int64_t ranks_here, std::int64_t available) {
+  if (available == 0 || peak <= available / ranks_here) return "";
+  return fmt::format("{} on this machine need{} {} at the peak, it has {} available (memory.limit refuses instead)",
+                     counted(ranks_here, "rank"), ranks_here == 1 ? "s" : "", human_bytes(peak * ranks_here),
+                     human_bytes(available));
+}
+
 std::string start_banner(const Config& config, const RunBanner& b) {
   const ParameterCounts& p = b.parameters;
   std::string text = fmt::format("regather {}\n", REGATHER_VERSION);
@@ -160,8 +167,10 @@ std::string start_banner(const Config& config, const RunBanner& b) {
   line("sharding", describe_sharding(config));
   line("checkpointing", describe_checkpointing(config));
   line("reduce", describe_reduce(config, p, b.ranks));
+  if (!b.memory.empty()) line("memory", "a rank needs " + b.memory);
   if (!b.limits.empty()) line("limits", b.limits);
   line("output", config.output);
+  if (!b.memory_warning.empty()) text += fmt::format("  warning: {}\n", b.memory_warning);
   return text + warn_of_threads(config, b);
 }
 
@@ -184,8 +193,12 @@ std::string end_line(const RunSummary& s, RunEnd end, const std::filesystem::pat
   if (s.steps < s.config.train.steps)
     how_far = fmt::format("stopped after step {} of {} ({})", s.steps, s.config.train.steps,
                           end == RunEnd::Signal ? "a signal" : "train.stop_after");
-  return fmt::format("{}, loss {:.4f}, {:.0f} tok/s, {} a rank at most; see {}", how_far, s.loss.back(),
-                     s.tokens_per_second, human_bytes(s.memory.peak), file.string());
+  if (s.skipped_steps > 0)
+    how_far += fmt::format(", {} skipped as not finite",
+                           s.skipped_steps == s.steps ? "all of them" : fmt::format("{} of them", s.skipped_steps));
+  return fmt::format("{}, loss {:.4f}, {:.0f} tok/s, {} a rank at most; see {}", how_far,
+                     without_sign_of_nan(s.loss.back()), s.tokens_per_second, human_bytes(s.memory.peak),
+                     file.string());
 }
 
 }  // namespace regather

@@ -1,9 +1,26 @@
 #include "launcher/stop_signal.h"
 
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+
+#include "launcher/command_line.h"
+
 namespace regather {
 namespace {
 
-volatile std::sig_atomic_t stop_requested = 0;
+volatile std::sig_atomic_t stop_requested = 0, speaks = 0;
+
+void on_signal(int) {
+  static constexpr char kLine[] = "regather: stopping after this step\n";
+  const bool first = stop_requested == 0;
+  stop_requested = 1;
+  if (!first || speaks == 0) return;
+  const int before = errno;
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kLine, sizeof(kLine) - 1);
+  errno = before;
+}
 
 }  // namespace
 
@@ -11,17 +28,21 @@ const volatile std::sig_atomic_t* StopSignal::flag() { return &stop_requested; }
 
 StopSignal::StopSignal() {
   stop_requested = 0;
+  speaks = launch_place([](const char* name) -> const char* { return std::getenv(name); }).rank == 0 ? 1 : 0;
   struct sigaction action {};
-  action.sa_handler = [](int) { stop_requested = 1; };
+  action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
   sigaction(SIGTERM, &action, &terminate_);
   sigaction(SIGUSR1, &action, &user_);
+  action.sa_flags |= static_cast<int>(SA_RESETHAND);  // the second Ctrl-C is for who does not want to wait
+  sigaction(SIGINT, &action, &interrupt_);
 }
 
 StopSignal::~StopSignal() {
   sigaction(SIGTERM, &terminate_, nullptr);
   sigaction(SIGUSR1, &user_, nullptr);
+  sigaction(SIGINT, &interrupt_, nullptr);
 }
 
 }  // namespace regather

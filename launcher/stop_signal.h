@@ -1,5 +1,6 @@
-// SIGTERM and SIGUSR1 ask a run to finish its step and leave. A signal has no context to hand over, so this is the one
-// place with a variable of the process; it is only ever set by the handler.
+// SIGINT, SIGTERM and SIGUSR1 ask a run to finish its step and leave; rank 0 says at once that it was heard. A second
+// SIGINT ends the process as if there were no handler. A signal has no context to hand over, so this is the one place
+// with variables of the process.
 #pragma once
 #include <csignal>
 
@@ -17,7 +18,7 @@ class StopSignal {
 
  private:
   struct sigaction terminate_ {
-  }, user_{};
+  }, user_{}, interrupt_{};
 };
 
 }  // namespace regather

@@ -1,6 +1,8 @@
 #include "launcher/summary.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -165,6 +167,7 @@ std::string to_json(const RunSummary& s) {
   const Json json = {{"config", config_json(s.config)},
                      {"world", s.world},
                      {"steps", s.steps},
+                     {"skipped_steps", s.skipped_steps},
                      {"tokens_per_second", s.tokens_per_second},
                      {"step_seconds", seconds(s.step_seconds)},
                      {"loss", s.loss},
@@ -209,6 +212,10 @@ void RunFolder::require_usable(const std::filesystem::path& folder, Existing exi
   while (!std::filesystem::exists(there, error) && there.has_relative_path()) there = there.parent_path();
   if (!std::filesystem::is_directory(there, error))
     refuse_folder(folder, fmt::format("cannot be made: {} is not a folder", there.string()));
+  struct statfs system {};
+  if (::statfs(there.c_str(), &system) == 0 && (system.f_type == PROC_SUPER_MAGIC || system.f_type == SYSFS_MAGIC))
+    refuse_folder(folder, fmt::format("cannot be {}: {} holds no files but the kernel's", made ? "made" : "written to",
+                                      there.string()));  // access() would say yes
   if (::access(there.c_str(), W_OK) != 0)
     refuse_folder(folder, fmt::format("cannot be {}: {}", made ? "made" : "written to", std::strerror(errno)));
   if (made || existing == Existing::Overwrite) return;

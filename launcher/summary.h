@@ -47,7 +47,7 @@ struct OffloadSummary {                    // of a step and rank, the largest ov
 
 struct RunSummary {
   Config config;
-  std::int64_t world = 1, steps = 0;
+  std::int64_t world = 1, steps = 0, skipped_steps = 0;  // skipped: of the steps, by train.nonfinite
   double tokens_per_second = 0;
   SecondsSummary step_seconds;
   std::vector<double> loss, grad_norm;

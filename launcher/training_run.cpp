@@ -157,6 +157,9 @@ void TrainingRun::speak_banner(const std::vector<std::string>& places) {
   banner.cpus_here = static_cast<std::int64_t>(cpus_here.size());
   banner.parameters = parameter_counts(inputs_.model);
   if (profiler_) banner.limits = describe_limits(profiler_->limits());
+  banner.memory = describe_memory(forecast_);
+  if (config_.memory.limit == 0)
+    banner.memory_warning = warn_of_memory(forecast_.peak, banner.ranks_here, available_memory());
   progress_->banner(start_banner(config_, banner));
 }
 
@@ -269,6 +272,7 @@ RunSummary TrainingRun::summarize() {
   std::vector<double> seconds;
   for (const StepReport& r : reports_) {
     if (r.step > 1 || reports_.size() == 1) seconds.push_back(r.seconds);  // the first one warms up
+    s.skipped_steps += r.skipped ? 1 : 0;
     s.loss.push_back(r.loss);
     s.grad_norm.push_back(r.grad_norm);
   }

@@ -92,7 +92,7 @@ TEST_F(CommandLine, BadOptionsAreUsageErrors) {
                                                                      {"train"},
                                                                      {"train", config(), "--foo"},
                                                                      {"train", config(), "--set"},
-                                                                     {"check", config(), "--overwrite"},
+                                                                     {"check", config(), "--profile"},
                                                                      {"check", config(), config()},
                                                                      {"help", "no.such.key"},
                                                                      {"check", (folder_ / "none.yaml").string()}}) {
@@ -114,7 +114,15 @@ TEST_F(CommandLine, AnUnknownOptionIsRefusedWithTheNearestOne) {
   EXPECT_EQ(refusal({"train", config(), "--overwrit"}),
             error + "--overwrit: unknown option; did you mean --overwrite?\n");
   EXPECT_EQ(refusal({"train", config(), "--policies=full"}),
-            error + "--policies=full: unknown option; see regather --help\n");
+            error + "--policies=full: belongs to compare; see regather --help\n");
+  EXPECT_EQ(refusal({"check", config(), "--profile"}), error + "--profile: belongs to train; see regather --help\n");
+  EXPECT_EQ(refusal({"compare", config(), "--steps", "abc"}),
+            error + "--steps: value 'abc' is not an integer; allowed: an integer from 1 to 1000000\n");
+  EXPECT_EQ(refusal({"compare", config(), "--rounds=0"}),
+            error + "--rounds: value '0' is out of range; allowed: an integer from 1 to 1000\n");
+  EXPECT_EQ(refusal({"compare", config(), "--steps", "1", "--steps", "2"}), error + "--steps: given twice\n");
+  EXPECT_EQ(refusal({"compare", config(), "--policies", "none, full,none"}),
+            error + "--policies: value 'none' is given twice; allowed: each policy once\n");
   EXPECT_EQ(refusal({"--versio"}), error + "--versio: unknown option; see regather --help\n");
   EXPECT_EQ(refusal({"check", config(), "again.yaml"}),
             error + "again.yaml: one argument too many; see regather --help\n");
@@ -269,15 +277,20 @@ TEST_F(CommandLine, AFileForJsonThatCannotBeWrittenIsRefusedBeforeAnyWork) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
 }
 
-TEST_F(CommandLine, CheckSaysThatTheOutputIsOccupied) {
+TEST_F(CommandLine, CheckRefusesAnOutputThatTrainWould) {
   const std::string path = config("output: " + (folder_ / "run").string() + "\n");
   EXPECT_EQ(run({"check", path}).out.find("# output"), std::string::npos);
   std::filesystem::create_directories(folder_ / "run");
   EXPECT_EQ(run({"check", path}).out.find("# output"), std::string::npos);
   std::ofstream(folder_ / "run/notes") << "x";
   const Outcome occupied = run({"check", path});
-  EXPECT_EQ(occupied.code, 0);
-  EXPECT_NE(occupied.out.find("# output: holds files already, train needs --overwrite\n"), std::string::npos);
+  EXPECT_EQ(occupied.code, 2);
+  EXPECT_NE(occupied.err.find("holds files already (notes, ...)"), std::string::npos) << occupied.err;
+  const Outcome replaced = run({"check", path, "--overwrite"});
+  EXPECT_EQ(replaced.code, 0);
+  EXPECT_NE(replaced.out.find("# output: holds files already; --overwrite replaces"), std::string::npos);
+  for (const std::string nowhere : {"/proc/x", "/sys/x/y"})
+    EXPECT_EQ(run({"check", path, "--set", "output=" + nowhere}).code, 2);
 }
 
 TEST_F(CommandLine, CheckAloneDescribesTheRanksThatTheConfigurationAsksFor) {
@@ -286,7 +299,10 @@ TEST_F(CommandLine, CheckAloneDescribesTheRanksThatTheConfigurationAsksFor) {
   EXPECT_NE(
       run({"check", config("communication: {backend: sim, sim_ranks: 3}\n")}).out.find("x ranks 3 = 12 sequences"),
       std::string::npos);
-  EXPECT_NE(run({"check", config()}).out.find("x ranks 1 = 4 sequences"), std::string::npos);
+  const std::string alone = run({"check", config()}).out;
+  EXPECT_NE(alone.find("x ranks 1 = 4 sequences"), std::string::npos);
+  EXPECT_NE(alone.find("# ranks: planned for 1 rank; for N: tools/mpirun N regather check "), std::string::npos);
+  EXPECT_NE(run({"check", config()}, {0, 2}).out.find("# ranks: planned for 2 ranks, as started\n"), std::string::npos);
 }
 
 TEST_F(CommandLine, RanksAsThreadsAndSeveralProcessesAreRefusedTogether) {

@@ -85,6 +85,22 @@ TEST(Verdict, ADifferenceWithinTheSpreadIsNone) {
   EXPECT_TRUE(contains(verdict(c)[1], "1.04x slower")) << verdict(c)[1];
 }
 
+TEST(Verdict, NoPolicyIsTheFastestWithinTheSpreadOrByOneMeasurement) {
+  Comparison c = example();
+  c.policies[1].slowdown = 1.04;
+  c.policies[1].spread = 0.05;
+  EXPECT_EQ(
+      verdict(c).back(),
+      "`none`, `full` are as fast as each other, within the spread; `full` needs least memory, 100.0 MiB a rank.");
+  c = example();
+  c.steps = c.rounds = 1;
+  EXPECT_TRUE(contains(verdict(c)[1], "as fast as can be told (one measurement)")) << verdict(c)[1];
+  EXPECT_EQ(verdict(c).back(),
+            "`full` needs least memory, 100.0 MiB a rank; one measurement each does not rank their speeds.");
+  for (const std::string& line : verdict(c))
+    for (const std::string word : {"faster", "slower", "fastest"}) EXPECT_FALSE(contains(line, word)) << line;
+}
+
 TEST(Verdict, WhatShouldBeEqualAndIsNotIsSaidAloud) {
   Comparison c = example();
   EXPECT_TRUE(holds(c));

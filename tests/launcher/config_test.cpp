@@ -148,6 +148,10 @@ TEST(Config, AKeyGivenTwiceIsRefused) {
             "c.yaml:6:3: train.steps: given twice; first at c.yaml:4:3");
   EXPECT_EQ(refusal(kData + "eval: {every: 1}\neval: {every: 1}\n"),
             "c.yaml:4:1: eval: given twice; first at c.yaml:3:1");
+  EXPECT_EQ(refusal(kData + "train.steps: 5\ntrain: {steps: 6}\n"),
+            "c.yaml:4:9: train.steps: given twice; first at c.yaml:3:1");
+  EXPECT_EQ(refusal(kData + "train: {steps: 6}\ntrain.steps: 5\n"),
+            "c.yaml:4:1: train.steps: given twice; first at c.yaml:3:9");
 }
 
 TEST(Config, TabsAreRefusedByPlace) {

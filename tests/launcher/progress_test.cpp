@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include <cstdlib>
 #include <set>
 
@@ -176,6 +178,18 @@ TEST(Banner, SaysWhereAndOnWhatARunRuns) {
             "  output         runs/x\n");
 }
 
+TEST(Banner, WarnsOfMoreMemoryThanThereIs) {
+  EXPECT_EQ(warn_of_memory(1 << 20, 2, 2 << 20), "");
+  EXPECT_EQ(warn_of_memory(1 << 20, 2, 0), "");
+  const std::string warning = warn_of_memory(1 << 20, 3, 2 << 20);
+  EXPECT_EQ(
+      warning,
+      "3 ranks on this machine need 3.0 MiB at the peak, it has 2.0 MiB available (memory.limit refuses instead)");
+  const std::string text = start_banner(config(""), {.memory = "1.0 MiB at its peak", .memory_warning = warning});
+  EXPECT_NE(text.find("  memory         a rank needs 1.0 MiB at its peak\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("\n  warning: 3 ranks on this machine"), std::string::npos) << text;
+}
+
 TEST(Banner, WarnsOfMoreThreadsThanCpus) {
   const auto warning = [](const std::string& keys, const RunBanner& banner) {
     const std::string text = start_banner(config(keys), banner);
@@ -221,6 +235,13 @@ TEST(EndLine, SaysHowFarARunCameAndWhereItsResultsAre) {
   EXPECT_EQ(end_line(s, RunEnd::AsAsked, "runs/x/summary.json"),
             "stopped after step 7 of 50 (train.stop_after)" + rest);
   EXPECT_EQ(end_line(s, RunEnd::Signal, "runs/x/summary.json"), "stopped after step 7 of 50 (a signal)" + rest);
+  s.skipped_steps = 2;
+  EXPECT_EQ(end_line(s, RunEnd::Signal, "runs/x/summary.json"),
+            "stopped after step 7 of 50 (a signal), 2 of them skipped as not finite" + rest);
+  s.steps = s.skipped_steps = 50;
+  s.loss.back() = -std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(end_line(s, RunEnd::AsAsked, "x").find("done: 50 steps, all of them skipped as not finite, loss nan, "),
+            0U);
 }
 
 TEST(Human, NumbersAreShort) {

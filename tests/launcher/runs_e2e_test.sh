@@ -48,6 +48,23 @@ wait $pid || { echo "a run that was asked to stop by SIGUSR1 failed"; cat "$fold
 expect "stopped by a signal" "$(value signal "2 <= s['steps'] < 100000 and s['collectives']['expected_matches']")" True
 grep -q "^stopped after step [0-9]* of 100000 (a signal), loss " "$folder/signal.log" || { cat "$folder/signal.log"; exit 1; }
 
+# Ctrl-C, with and without mpirun: the step ends and there is a summary. (Jobs of a script ignore SIGINT, mpirun too.)
+for ranks in 0 2; do
+  launch=()
+  ((ranks == 0)) || launch=("$source/tools/mpirun" "$ranks")
+  python3 -c 'import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execvp(sys.argv[1], sys.argv[1:])' "${launch[@]}" "$program" train "$source/configs/quickstart.yaml" "${sets[@]}" --overwrite \
+    >"$folder/interrupt.log" 2>&1 &
+  pid=$!
+  for _ in $(seq 200); do grep -q "step 2" "$folder/interrupt.log" 2>/dev/null && break || sleep 0.1; done
+  kill -INT $pid
+  wait $pid || ((ranks > 0)) || { echo "an interrupted run failed"; cat "$folder/interrupt.log"; exit 1; }
+  expect "interrupted" "$(value signal "2 <= s['steps'] < 100000")" True
+  grep -q "^stopped after step [0-9]* of 100000 (a signal), loss " "$folder/interrupt.log" || { cat "$folder/interrupt.log"; exit 1; }
+  expect "lines that say so" "$(grep -c "regather: stopping after this step" "$folder/interrupt.log")" 1
+done
+
 # A comparison that is asked to stop reports the rounds that it has completed.
 sets=(--rounds 1000 --steps 1 --policies none,full --set model.layers=2 --set model.hidden=64 --set model.heads=2
       --set output="$folder/compared")

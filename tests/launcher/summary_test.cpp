@@ -51,7 +51,7 @@ RunSummary example() {
 
 TEST(Summary, HasTheShapeThatScriptsRead) {
   // As the reference of summary.json gives it.
-  const Json reference = Json::parse(R"({"world": 2, "steps": 50, "tokens_per_second": 0.0,
+  const Json reference = Json::parse(R"({"world": 2, "steps": 50, "skipped_steps": 0, "tokens_per_second": 0.0,
     "step_seconds": {"min": 0, "median": 0, "max": 0}, "loss": [0], "grad_norm": [0],
     "memory_bytes": {"peak": 0,
       "at_peak": {"parameters": 0, "gathered": 0, "gradients": 0, "optimizer": 0, "activations": 0, "workspace": 0},
