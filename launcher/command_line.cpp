@@ -6,16 +6,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
+#include <set>
 
 #include "dist/communicator.h"
-#include "launcher/calibrate.h"
+#include "launcher/check.h"
 #include "launcher/compare.h"
 #include "launcher/config.h"
 #include "launcher/config_value.h"
 #include "launcher/fit.h"
-#include "launcher/keep_plan.h"
 #include "launcher/plan.h"
-#include "launcher/machine.h"
 #include "launcher/preflight.h"
 #include "launcher/profile.h"
 #include "launcher/progress.h"
@@ -140,6 +139,15 @@ CLI::Validator integer_up_to(int most) {
       "");
 }
 
+void trim_policies(std::vector<std::string>& policies) {
+  std::set<std::string> seen;
+  for (std::string& policy : policies) {
+    policy = CLI::detail::trim_copy(policy);
+    if (!seen.insert(policy).second)
+      throw UsageError(fmt::format("--policies: value '{}' is given twice; allowed: each policy once", policy));
+  }
+}
+
 Arguments parse_arguments(int argc, char** argv) {
   refuse_unknown_command(argc, argv);
   Arguments arguments;
@@ -184,7 +192,7 @@ Arguments parse_arguments(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     throw UsageError(fmt::format("{}; see regather --help", e.what()));
   }
-  for (std::string& policy : arguments.compare.policies) policy = CLI::detail::trim_copy(policy);
+  trim_policies(arguments.compare.policies);
   using Command = Arguments::Command;
   if (help || argc < 2) return arguments;
   if (version) {
@@ -246,9 +254,13 @@ std::optional<Training> prepare(const Arguments& arguments, const LaunchPlace& p
     case Arguments::Command::Version: text = fmt::format("regather {}\n", REGATHER_VERSION); break;
     case Arguments::Command::HelpOnKey: text = help_on(arguments.key, models); break;
     case Arguments::Command::Markdown: text = configuration_markdown(); break;
-    case Arguments::Command::Check: text = check_text(load_config(arguments.config, arguments.sets, models), check_options(arguments), place); break;
+    case Arguments::Command::Check:
+      text = check_text(load_config(arguments.config, arguments.sets, models),
+                        {arguments.config, arguments.train.json_file, arguments.train.overwrite}, place);
+      break;
     case Arguments::Command::Plan: {
       Config config = load_config(arguments.config, arguments.sets, models);
+      refuse_unread_keys(config, {&config.activation_checkpointing.policy, 1});
       const PlanOptions options = plan_options(arguments, config, place);
       if (options.calibrate) return Training{std::move(config), arguments.train, {}, options};
       text = plan_text(config, options);
@@ -271,6 +283,8 @@ std::optional<Training> prepare(const Arguments& arguments, const LaunchPlace& p
         check_against_world(config, ranks_are_threads(config) ? config.communication.sim_ranks : place.ranks);
         if (arguments.train.profile) check_steps_to_profile(config);
       });
+      if (arguments.command == Arguments::Command::Train)
+        refuse_unread_keys(config, {&config.activation_checkpointing.policy, 1});
       if (arguments.command == Arguments::Command::Train) return Training{std::move(config), arguments.train};
       CompareOptions options = arguments.compare;
       options.name = arguments.config;

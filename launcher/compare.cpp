@@ -3,7 +3,6 @@
 #include <array>
 #include <atomic>
 #include <filesystem>
-#include <set>
 
 #include "launcher/compare_measure.h"
 #include "launcher/compare_pictures.h"
@@ -99,13 +98,9 @@ class CompareProgram final : public RankProgram {
 }  // namespace
 
 int run_compare(const Config& config, const CompareOptions& options, const ReportError& report) {
-  // Before any work, on every rank: a policy that is unknown, impossible or there already.
-  std::set<std::string> seen;
-  for (const std::string& policy : options.policies) {
-    with_policy(config, policy);
-    if (!seen.insert(policy).second)
-      throw UsageError(fmt::format("--policies: value '{}' is given twice; allowed: each policy once", policy));
-  }
+  // Before any work, on every rank: a policy that is unknown or impossible, and keys that none of them reads.
+  for (const std::string& policy : options.policies) with_policy(config, policy);
+  refuse_unread_keys(config, options.policies.empty() ? default_policies(config) : options.policies);
   const StopSignal stop;
   std::atomic<int> code{0};
   const int failed = run_on_ranks(

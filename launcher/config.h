@@ -219,18 +219,24 @@ struct CheckpointingConfig {
     k.integer("every_n_layers", every_n_layers, between(1, 1 << 16),
               "every_n_layers: the 1st, (1+n)th, ... layers are checkpointed (indices 0, n, 2n, ...), the others keep "
               "their activations")
-        .also({"every_n", "selective_ac_option", "frequency"});
+        .also({"every_n", "selective_ac_option", "frequency"})
+        .of_policy("every_n_layers");
     k.integer("segments", segments, between(0, 1 << 16), "segments: how many; 0: round(sqrt(layers))")
-        .also({"num_segments"});
-    k.list("layers", layers, at_least(0), "layers: the indices, from 0, of those checkpointed").also({"indices"});
+        .also({"num_segments"})
+        .of_policy("segments");
+    k.list("layers", layers, at_least(0), "layers: the indices, from 0, of those checkpointed")
+        .also({"indices"})
+        .of_policy("layers");
     k.list("keep", keep,
            "selective: the values kept: marks (attn.qkv, or qkv for short), patterns (mlp.*) or levels (norms, "
            "attention_core, mlp); or a list of {layers, keep}, one without layers for those not listed")
-        .also({"save", "ops_to_save", "saved_ops"});
+        .also({"save", "ops_to_save", "saved_ops"})
+        .of_policy("selective");
     k.bytes("budget", budget,
             "budget: activation bytes of a rank, within which a step is planned to be fastest; 0: what memory.limit "
             "leaves")
-        .also({"activation_memory_budget", "memory_budget"});
+        .also({"activation_memory_budget", "memory_budget"})
+        .of_policy("budget");
     k.section("offload", offload,
               "kept values that wait in host memory; a value in place of the section is its marks (offload: all)",
               "marks");
@@ -343,6 +349,8 @@ Model make_model(const ModelSection& section);
 void validate(Config& config);
 // global_batch = micro_batch * accumulation * ranks, if given; the backend and where this process runs.
 void check_against_world(const Config& config, std::int64_t ranks);
+// Refuses what would be ignored: a key of a policy that is none of these, with a value that is not its default.
+void refuse_unread_keys(const Config& config, std::span<const std::string> policies);
 // Code that knows a key only by its name begins a message with it ("train.global_batch: ..."): adds where that key was
 // written.
 void add_place(const Config& config, Error& error);

@@ -117,6 +117,18 @@ void check_marks(const Config& c, Rules& rules) {
                       wrong.substr(section.size() + std::string_view(key).size() + 2));
 }
 
+void check_offload(const OffloadConfig& o, Rules& rules) {
+  const std::string section = "activation_checkpointing.offload.";
+  const auto needs_marks = [&](const char* key, auto value, auto unset) {
+    rules.refuse_if(!o.on() && value != unset, {section + key, section + "marks"},
+                    "value {} needs {}marks, which is none; allowed: {}", value, section, unset);
+  };
+  const OffloadConfig unset;
+  needs_marks("depth", o.depth, unset.depth);
+  needs_marks("keep_last", o.keep_last, unset.keep_last);
+  needs_marks("fraction", o.fraction, unset.fraction);
+}
+
 void check_checkpointing(const Config& c, Rules& rules) {
   const CheckpointingConfig& a = c.activation_checkpointing;
   const std::string layers = "activation_checkpointing.layers";
@@ -131,6 +143,7 @@ void check_checkpointing(const Config& c, Rules& rules) {
     rules.refuse_if(!seen.insert(layer).second, {layers}, "value {} is given twice", layer);
   }
   if (a.policy == "selective" || a.offload.on()) check_marks(c, rules);
+  check_offload(a.offload, rules);
   rules.refuse_if(a.policy == "layers" && a.layers.empty(), {layers, "activation_checkpointing.policy"},
                   "value [] names no layer for policy layers; allowed: indices from 0 to {}, or policy none",
                   c.model.layers - 1);
@@ -162,6 +175,23 @@ void check_contradictions(Config& config, const CheckContext& context, ConfigErr
   check_checkpointing(config, rules);
   check_budget(config, rules);
   check_communication(config.communication, rules);
+}
+
+void refuse_unread_keys(const Config& config, std::span<const std::string> policies) {
+  Config given = config, unset;
+  const Keys keys = keys_of(given);
+  Keys unset_keys = keys_of(unset);
+  ConfigErrors errors;
+  for (const Key& key : keys.keys()) {
+    if (key.policy.empty() || std::ranges::find(policies, key.policy) != policies.end()) continue;
+    const std::string value = write_key(key), usual = write_key(*unset_keys.find(key.path));
+    if (value == usual) continue;
+    errors.add(config.places.of(key.path), key.path,
+               fmt::format("value {} is for policy {}, but {} {}; allowed: {}, or policy {}", value, key.policy,
+                           policies.size() == 1 ? "activation_checkpointing.policy is" : "the policies are",
+                           fmt::join(policies, ", "), usual, key.policy));
+  }
+  errors.throw_if_any();
 }
 
 void resolve_files(Config& config, const std::filesystem::path& folder, const CheckContext& context,

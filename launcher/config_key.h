@@ -64,10 +64,15 @@ struct Key {
   KeyRange range{};
   std::vector<KeyOption> options{};
   std::vector<std::string> other_names{};  // what other programs call it: for suggestions only
+  std::string policy{};                    // the checkpoint policy that reads it; empty: whatever the policy is
   bool available = true, required = false, one_or_more = false;
 
   Key& also(std::initializer_list<const char*> names) {
     other_names.assign(names.begin(), names.end());
+    return *this;
+  }
+  Key& of_policy(const char* name) {
+    policy = name;
     return *this;
   }
   Key& later() {

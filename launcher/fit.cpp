@@ -268,6 +268,7 @@ std::int64_t largest_that_fits(std::int64_t most, const std::function<bool(std::
 
 int run_fit(const Config& config, const FitOptions& options, const ReportError& report) {
   for (const std::string& policy : policies_of(config, options)) under(config, options, policy);  // unknown, impossible
+  refuse_unread_keys(config, policies_of(config, options));
   std::atomic<int> code{0};
   const int failed = run_on_ranks(
       config, [&](Communicator& comm) { return std::make_unique<FitProgram>(config, options, comm, code); }, report);

@@ -29,12 +29,26 @@ DataOptions data_options(const Config& config, const BatchGrid& grid) {
   return options;
 }
 
+// Otherwise a step would train on the same window twice.
+void require_text(const Config& config, const BatchGrid& grid, const Dataset& data) {
+  const std::int64_t step = grid.sequences_per_step(), of_others = step / grid.micro_batch;
+  if (step <= data.train_windows()) return;
+  const std::int64_t fits = data.train_windows() / of_others;
+  throw UsageError(fmt::format(
+      "train.micro_batch: value {} x accumulation {} x ranks {} = {} sequences a step, but data.files have {} of {} "
+      "tokens to train on ({} tokens, data.held_out {}); allowed: {}, a shorter data.sequence, or more text",
+      grid.micro_batch, grid.accumulation, grid.ranks, step, data.train_windows(), config.data.sequence,
+      data.num_tokens(), config.data.held_out,
+      fits > 0 ? fmt::format("at most {}", fits) : "fewer ranks or a smaller accumulation"));
+}
+
 }  // namespace
 
 RunInputs::RunInputs(const Config& config, int world)
     : grid((check_against_world(config, world), batch_grid(config, world))),
       model(make_model(config.model)),
       data(data_options(config, grid)) {
+  require_text(config, grid, data);
   kernels();  // an instruction set that was asked for and is not here
   omp_set_num_threads(static_cast<int>(config.threads));
 }

@@ -192,6 +192,11 @@ void TrainingRun::run() {
   if (profiler_) report_profile();
   if (speaks())
     progress_->note(end_line(summary, stopped ? RunEnd::Signal : RunEnd::AsAsked, folder_->file(RunFolder::kSummary)));
+  if (summary.skipped_steps == summary.steps)
+    throw FoundByAllRanks(fmt::format(
+        "train.nonfinite: all {} steps were skipped, because a loss or gradient of each was not finite: nothing was "
+        "trained",
+        summary.steps));
 }
 
 // Rank 0 says its own at once, and those of the others, which it does not see, at the end.

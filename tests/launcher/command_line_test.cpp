@@ -47,7 +47,7 @@ class CommandLine : public ::testing::Test {
               ("command_line_" + std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()));
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
-    std::ofstream(folder_ / "text") << std::string(600, 'x');
+    std::ofstream(folder_ / "text") << std::string(3100, 'x');
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
   std::string config(const std::string& rest = "") {
@@ -114,12 +114,13 @@ TEST_F(CommandLine, AnUnknownOptionIsRefusedWithTheNearestOne) {
   EXPECT_EQ(refusal({"train", config(), "--overwrit"}),
             error + "--overwrit: unknown option; did you mean --overwrite?\n");
   EXPECT_EQ(refusal({"train", config(), "--policies=full"}),
-            error + "--policies=full: belongs to compare; see regather --help\n");
+            error + "--policies=full: belongs to compare and fit; see regather --help\n");
   EXPECT_EQ(refusal({"check", config(), "--profile"}), error + "--profile: belongs to train; see regather --help\n");
-  EXPECT_EQ(refusal({"compare", config(), "--steps", "abc"}),
-            error + "--steps: value 'abc' is not an integer; allowed: an integer from 1 to 1000000\n");
+  EXPECT_EQ(
+      refusal({"compare", config(), "--steps", "abc"}),
+      error + "--steps: value 'abc' is not an integer; allowed: an integer from 1 to 1000000; see regather --help\n");
   EXPECT_EQ(refusal({"compare", config(), "--rounds=0"}),
-            error + "--rounds: value '0' is out of range; allowed: an integer from 1 to 1000\n");
+            error + "--rounds: value '0' is out of range; allowed: an integer from 1 to 1000; see regather --help\n");
   EXPECT_EQ(refusal({"compare", config(), "--steps", "1", "--steps", "2"}), error + "--steps: given twice\n");
   EXPECT_EQ(refusal({"compare", config(), "--policies", "none, full,none"}),
             error + "--policies: value 'none' is given twice; allowed: each policy once\n");
@@ -215,10 +216,13 @@ TEST_F(CommandLine, CheckRefusesWhatTrainWouldInTheSameWordsAndNothingIsLeftBehi
     int code = 2;
   };
   const std::vector<Case> cases = {
-      {"  sequence: 700\n" + output("run") + model(", max_sequence: 700"), "2:10: data.files: "},
-      {"  held_out: 2\n" + small, "3:13: data.held_out: "},
+      {"  sequence: 4000\n" + output("run") + model(", max_sequence: 4000"), "2:10: data.files: "},
+      {"  held_out: 12\n" + small, "3:13: data.held_out: "},
       {small + "eval: {every: 1, batches: 9}\n", "5:27: eval.batches: "},
       {small + three + "train: {micro_batch: 2, global_batch: 8}\n", "6:39: train.global_batch: "},
+      {small + "train: {micro_batch: 13}\n", "5:22: train.micro_batch: value 13 x accumulation 1 x ranks 1 = 13 "},
+      {small + three + "train: {micro_batch: 5}\n",
+       "6:22: train.micro_batch: value 5 x accumulation 1 x ranks 3 = 15 "},
       {small + "memory: {limit: 64KiB}\n", "5:17: memory.limit: ", 3},
       {small + three + "memory: {limit: 64KiB}\n", "6:17: memory.limit: ", 3},
       {output("run") + model(", frozen: [\"*\"]"), "4:50: model.frozen: "},
@@ -291,6 +295,27 @@ TEST_F(CommandLine, CheckRefusesAnOutputThatTrainWould) {
   EXPECT_NE(replaced.out.find("# output: holds files already; --overwrite replaces"), std::string::npos);
   for (const std::string nowhere : {"/proc/x", "/sys/x/y"})
     EXPECT_EQ(run({"check", path, "--set", "output=" + nowhere}).code, 2);
+}
+
+TEST_F(CommandLine, AKeyOfAPolicyThatIsNotChosenIsRefusedByEveryCommandThatWouldIgnoreIt) {
+  const std::string path = config("activation_checkpointing: {policy: none, segments: 3}\n");
+  const std::string of_one =
+      "value 3 is for policy segments, but activation_checkpointing.policy is none; allowed: 0, ";
+  for (const std::string command : {"check", "train", "plan"})
+    EXPECT_NE(run({command, path}).err.find(of_one), std::string::npos) << command;
+  const std::string of_more = "value 3 is for policy segments, but the policies are none, full; allowed: 0, or policy ";
+  EXPECT_NE(run({"compare", path, "--policies", "none,full"}).err.find(of_more), std::string::npos);
+  EXPECT_NE(run({"fit", path, "--memory", "1GiB", "--policies", "none,full"}).err.find(of_more), std::string::npos);
+}
+
+TEST_F(CommandLine, ARunThatSkipsEveryStepFails) {
+  const std::string path = config("  sequence: 8\nmodel: {layers: 2, hidden: 16, heads: 1, init_std: 1e38}\noutput: " +
+                                  (folder_ / "run").string() + "\ntrain: {steps: 2, nonfinite: skip}\n");
+  const Outcome outcome = run({"train", path});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_NE(outcome.err.find("train.nonfinite: all 2 steps were skipped"), std::string::npos) << outcome.err;
+  std::ifstream stream(folder_ / "run/summary.json");
+  EXPECT_EQ(nlohmann::json::parse(stream)["skipped_steps"], 2);
 }
 
 TEST_F(CommandLine, CheckAloneDescribesTheRanksThatTheConfigurationAsksFor) {

@@ -446,6 +446,9 @@ TEST(Config, ContradictionsNameBothValues) {
       "activation_checkpointing: {policy: budget, budget: 0}\n",
       "c.yaml:3:52: activation_checkpointing.budget: value 0 needs memory.limit; allowed: activation bytes of a rank, "
       "or 0 and a memory.limit");
+  refused("activation_checkpointing: {offload: {depth: 3}}\n",
+          "c.yaml:3:45: activation_checkpointing.offload.depth: value 3 needs activation_checkpointing.offload.marks, "
+          "which is none; allowed: 1");
   refused("activation_checkpointing: {segments: 7}\n",
           "c.yaml:3:38: activation_checkpointing.segments: value 7 exceeds model.layers 6; allowed: 0 "
           "(round(sqrt(layers))), or an "
@@ -470,6 +473,28 @@ TEST(Config, ContradictionsNameBothValues) {
           "c.yaml:3:28: communication.sim_ranks: value 2 needs communication.backend sim; with mpi, mpirun says how "
           "many ranks there "
           "are; allowed: 1");
+}
+
+TEST(Config, KeysThatNoneOfThePoliciesReadsAreRefusedTogether) {
+  const Config config = parse(kData + "activation_checkpointing:\n  every_n_layers: 3\n  layers: [1]\n  segments: 0\n");
+  const auto refused = [&](std::vector<std::string> policies) {
+    try {
+      refuse_unread_keys(config, policies);
+    } catch (const UsageError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  const std::string layers =
+      "c.yaml:5:11: activation_checkpointing.layers: value [1] is for policy layers, but the policies are full, "
+      "every_n_layers; allowed: [], or policy layers";
+  EXPECT_EQ(refused({"full", "every_n_layers"}), layers);
+  EXPECT_EQ(refused({"layers", "every_n_layers"}), "");
+  EXPECT_EQ(refused({"full"}),
+            "c.yaml:4:19: activation_checkpointing.every_n_layers: value 3 is for policy every_n_layers, but "
+            "activation_checkpointing.policy is full; allowed: 2, or policy every_n_layers\n"
+            "c.yaml:5:11: activation_checkpointing.layers: value [1] is for policy layers, but "
+            "activation_checkpointing.policy is full; allowed: [], or policy layers");
 }
 
 TEST(Config, AContradictionOfARefusedValueIsNotReported) {
