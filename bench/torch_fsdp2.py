@@ -6,9 +6,12 @@
 
 Model, optimizer and step are those of `model/gpt2.h` and `regather train`: learned positions, pre-norm, tied table, AdamW with decay
 of matrices only, the gradient's norm clipped to 1. One FSDP unit a block and one for the rest; checkpoints inside the units.
-Rank 0 prints one JSON line: seconds of each step after the warm-up, tokens a step, losses.
+Policies: none; full; sac (selective: matrix products and attention are kept, the rest is computed again); compile:F (torch.compile
+of each block with activation_memory_budget F). Rank 0 prints one JSON line: seconds of each step after the warm-up, tokens a
+step, losses, and the bytes that the blocks have left for backward when the last one ends.
 """
 import argparse
+import functools
 import json
 import os
 import time
@@ -18,7 +21,12 @@ import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+aten = torch.ops.aten
+KEPT_BY_SAC = [aten.mm.default, aten.addmm.default, aten.bmm.default, aten._scaled_dot_product_flash_attention_for_cpu.default]
+BLOCKS_END = "blocks_end"
 
 
 class Block(nn.Module):
@@ -54,7 +62,39 @@ class Gpt2(nn.Module):
         x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
+        with torch.profiler.record_function(BLOCKS_END):
+            pass
         return F.cross_entropy(self.head(self.ln_f(x)).flatten(0, 1), targets.flatten())
+
+
+def apply_policy(model, policy):
+    name, _, budget = policy.partition(":")
+    if name in ("full", "sac"):
+        more = {"context_fn": functools.partial(create_selective_checkpoint_contexts, KEPT_BY_SAC)} if name == "sac" else {}
+        for i, block in enumerate(model.blocks):
+            model.blocks[i] = checkpoint_wrapper(block, CheckpointImpl.NO_REENTRANT, **more)
+    elif name == "compile":
+        import torch._functorch.config
+        torch._functorch.config.activation_memory_budget = float(budget)
+        for block in model.blocks:
+            block.compile()
+    elif name != "none":
+        raise SystemExit(f"--policy {policy}: none, full, sac or compile:F")
+
+
+def bytes_left_by_blocks(model, step):
+    """What the allocator holds more at the end of the blocks than at the step's beginning, without gathered parameters."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        gathered = step()
+    events = profile.profiler.kineto_results.events()
+    end = next(e.start_ns() for e in events if e.name() == BLOCKS_END)
+    live = sum(e.nbytes() for e in events if e.name() == "[memory]" and e.start_ns() < end)
+    return live - gathered
+
+
+def gathered_bytes(model):
+    groups = [g for m in model.modules() if isinstance(m, FSDPModule) for g in m._get_fsdp_state()._fsdp_param_groups]
+    return sum(t.untyped_storage().nbytes() for g in groups for p in g.fsdp_params for t in p.all_gather_outputs)
 
 
 def main():
@@ -62,7 +102,7 @@ def main():
     for name in ("layers", "hidden", "heads", "vocab", "sequence", "micro-batch", "steps"):
         p.add_argument(f"--{name}", type=int, required=True)
     p.add_argument("--warmup", type=int, default=2)
-    p.add_argument("--policy", choices=["none", "full"], required=True)
+    p.add_argument("--policy", required=True)
     a = p.parse_args()
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -70,9 +110,7 @@ def main():
     dist.init_process_group("gloo")
     world, rank = dist.get_world_size(), dist.get_rank()
     model = Gpt2(a)
-    if a.policy == "full":
-        for i, block in enumerate(model.blocks):
-            model.blocks[i] = checkpoint_wrapper(block, CheckpointImpl.NO_REENTRANT)
+    apply_policy(model, a.policy)
     mesh = dist.init_device_mesh("cpu", (world,))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
@@ -83,12 +121,14 @@ def main():
     optimizer = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), fused=True)
 
     seconds, losses = [], []
-    for step in range(a.warmup + a.steps):
+
+    def train(step):
         generator = torch.Generator().manual_seed(step * world + rank)
         text = torch.randint(0, a.vocab, (a.micro_batch, a.sequence + 1), generator=generator)
         dist.barrier()
         begin = time.perf_counter()
         loss = model(text[:, :-1].contiguous(), text[:, 1:].contiguous())
+        gathered = gathered_bytes(model)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -97,8 +137,14 @@ def main():
         dist.all_reduce(total)
         seconds.append(time.perf_counter() - begin)
         losses.append(total.item() / world)
+        return gathered
+
+    steps = a.warmup + a.steps
+    for step in range(steps):
+        train(step)
+    left = bytes_left_by_blocks(model, lambda: train(steps))
     if rank == 0:
-        print(json.dumps({"seconds": seconds[a.warmup:], "tokens": world * a.micro_batch * a.sequence, "loss": losses,
+        print(json.dumps({"seconds": seconds[a.warmup:steps], "activations": left, "tokens": world * a.micro_batch * a.sequence, "loss": losses,
                           "torch": torch.__version__}), flush=True)
     dist.barrier()
     os._exit(0)  # gloo's threads may abort an interpreter that ends in order
