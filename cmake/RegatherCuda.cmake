@@ -1,8 +1,11 @@
-# What CUDA code needs here: it is compiled by the host's compiler onto the emulator of its tests (tests/cuda_emu), for which
+# The CUDA backend (tensor/cuda, tensor/ops/*.cu) in two ways: compiled by nvcc and linked with NVIDIA's libraries
+# (REGATHER_CUDA), and compiled by the host's compiler onto the emulator that its tests run on (tests/cuda_emu), for which
 # NVIDIA's headers are enough: from a toolkit, or from where `./setup --cuda-headers` puts them.
+option(REGATHER_CUDA "Build the CUDA backend with nvcc" OFF)
 option(REGATHER_CUDA_EMULATOR_REQUIRED "Fail without what the CUDA emulator's tests need, instead of leaving them out" "$ENV{REGATHER_CUDA_EMULATOR_REQUIRED}")
 
-file(GLOB regather_cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tensor/cuda/*.cpp")
+file(GLOB regather_cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tensor/cuda/*.cpp" "${PROJECT_SOURCE_DIR}/tensor/cuda/*.cu"
+     "${PROJECT_SOURCE_DIR}/tensor/ops/*.cu")
 
 # Sets REGATHER_CUDA_INCLUDE_DIRS, and REGATHER_CUDA_MISSING to what is not there (empty: nothing).
 function(find_cuda_headers)
@@ -27,3 +30,23 @@ function(find_cuda_headers)
   set(REGATHER_CUDA_INCLUDE_DIRS "${include_dirs}" PARENT_SCOPE)
   set(REGATHER_CUDA_MISSING "${missing}" PARENT_SCOPE)
 endfunction()
+
+if(REGATHER_CUDA)
+  set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # otherwise the static one is linked beside it
+  set(CMAKE_CUDA_ARCHITECTURES 80 90 100 CACHE STRING "GPUs to build for")
+  enable_language(CUDA)
+  foreach(kind STANDARD EXTENSION)  # CMake 3.25 knows nvcc's dialects up to 17 only
+    if(NOT CMAKE_CUDA20_${kind}_COMPILE_OPTION)
+      set(CMAKE_CUDA20_${kind}_COMPILE_OPTION -std=c++20)
+    endif()
+  endforeach()
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  find_package(CUDAToolkit REQUIRED)
+
+  # Registers, shared memory and spills of each kernel are printed; a spill is an error.
+  add_library(regather_cuda STATIC ${regather_cuda_sources})
+  target_compile_options(regather_cuda PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Werror>
+    "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--Werror=all-warnings;-Xptxas=-v,-warn-spills,-Werror;-Xcompiler=-Wall,-Wextra>")
+  target_link_libraries(regather_cuda PUBLIC regather_tensor CUDA::cudart CUDA::cublas)
+endif()

@@ -15,6 +15,7 @@ namespace regather {
 
 struct Trace;
 class Recorder;
+class GpuOps;  // tensor/ops/gpu_ops.h
 
 enum class DeviceKind { Cpu, Cuda };
 enum class Stream { Compute, Gather, Reduce, ToHost, ToDevice };
@@ -27,6 +28,8 @@ class Event {
     virtual ~State() = default;
     virtual bool done() = 0;  // polls; drives progress where progress needs driving
     virtual void wait() = 0;  // the host waits; throws what the work threw
+    // For what a device completes by itself: its event, which a stream can wait for without the host.
+    virtual std::shared_ptr<State> enqueued() { return nullptr; }
   };
   Event() = default;
   explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
@@ -48,12 +51,16 @@ struct CopyCounts {
 
 class Device {
  public:
-  explicit Device(Allocator::Mode mode = Allocator::Mode::Real, std::int64_t limit = 0) : memory(mode, limit) {}
+  // source: where memory comes from; none: the host's (tensor/arena.h).
+  explicit Device(Allocator::Mode mode = Allocator::Mode::Real, std::int64_t limit = 0,
+                  std::unique_ptr<MemorySource> source = nullptr)
+      : memory(mode, limit, std::move(source)) {}
   virtual ~Device() = default;
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
   virtual DeviceKind kind() const = 0;
+  virtual GpuOps* gpu() { return nullptr; }  // what operations compute with; null: the CPU's kernels
   bool meta() const { return memory.meta(); }
 
   virtual Event record(Stream stream) = 0;                   // happens when all that was enqueued so far has
@@ -62,6 +69,10 @@ class Device {
   virtual CopyCounts copies(Stream) const { return {}; }  // of ToHost and ToDevice, so far
   virtual void zero(Stream stream, void* to, std::int64_t bytes) = 0;
   virtual void add(Stream stream, float* sum, const float* a, const float* b, std::int64_t n) = 0;  // sum may be a or b
+  // Between the device's memory and any of the host's. write: `from` may change when it returns. read: waits until the
+  // bytes are there, and throws what the work before it found wrong.
+  virtual void write(Stream stream, void* to, const void* from, std::int64_t bytes) = 0;
+  virtual void read(Stream stream, void* to, const void* from, std::int64_t bytes) = 0;
 
   Allocator memory;
   std::function<void()> between_ops;  // called after each operation, when set: communication makes progress here
@@ -82,6 +93,8 @@ class CpuDevice final : public Device {
   CopyCounts copies(Stream stream) const override;
   void zero(Stream, void* to, std::int64_t bytes) override;
   void add(Stream, float* sum, const float* a, const float* b, std::int64_t n) override;
+  void write(Stream stream, void* to, const void* from, std::int64_t bytes) override { copy(stream, to, from, bytes); }
+  void read(Stream stream, void* to, const void* from, std::int64_t bytes) override { copy(stream, to, from, bytes); }
 
   // On the thread of a copy stream, before each of its copies; may throw. For tests that slow copies down or break one.
   std::function<void(Stream, std::int64_t bytes)> before_copy;

@@ -21,6 +21,16 @@ std::string human(std::int64_t bytes) {
   return fmt::format("{:.2f} {}", value, kUnits[unit]);
 }
 
+class HostMemory final : public MemorySource {
+ public:
+  void* allocate(std::size_t bytes, Tag) override { return arena_.allocate(bytes); }
+  void release(void* data, std::size_t bytes, Tag) noexcept override { arena_.release(data, bytes); }
+  std::size_t system_bytes() const override { return arena_.system_bytes(); }
+
+ private:
+  Arena arena_;
+};
+
 }  // namespace
 
 std::string_view name_of(Tag tag) {
@@ -36,7 +46,8 @@ std::string_view name_of(Tag tag) {
   return "?";
 }
 
-Allocator::Allocator(Mode mode, std::int64_t limit) : mode_(mode), limit_(limit) {}
+Allocator::Allocator(Mode mode, std::int64_t limit, std::unique_ptr<MemorySource> source)
+    : mode_(mode), limit_(limit), source_(std::move(source)) {}
 
 Allocator::~Allocator() { assert(total_ == 0 && live_[index(Tag::Host)] == 0 && "a buffer outlives its allocator"); }
 
@@ -47,8 +58,8 @@ void* Allocator::allocate(std::int64_t bytes, Tag tag) {
   if (log) log->push_back({tag, bytes});
   void* data = nullptr;
   if (mode_ == Mode::Real) {
-    if (!arena_) arena_ = std::make_unique<Arena>();
-    data = arena_->allocate(static_cast<std::size_t>(bytes));
+    if (!source_) source_ = std::make_unique<HostMemory>();
+    data = source_->allocate(static_cast<std::size_t>(bytes), tag);
     if (!data) {
       if (log) log->pop_back();
       refuse(bytes, tag, "the system has no more");
@@ -64,7 +75,7 @@ void Allocator::release(void* data, std::int64_t bytes, Tag tag) noexcept {
   assert((data != nullptr) == (mode_ == Mode::Real));
   if (log) log->push_back({tag, -bytes});
   count(tag, -bytes);
-  if (data) arena_->release(data, static_cast<std::size_t>(bytes));
+  if (data) source_->release(data, static_cast<std::size_t>(bytes), tag);
 }
 
 void Allocator::count(Tag tag, std::int64_t bytes) {
@@ -84,7 +95,9 @@ void Allocator::restart_peaks() {
   peak_total_ = total_;
 }
 
-std::int64_t Allocator::system_bytes() const { return arena_ ? static_cast<std::int64_t>(arena_->system_bytes()) : 0; }
+std::int64_t Allocator::system_bytes() const {
+  return source_ ? static_cast<std::int64_t>(source_->system_bytes()) : 0;
+}
 
 void Allocator::refuse(std::int64_t bytes, Tag tag, std::string_view why) const {
   std::string text;

@@ -1,9 +1,9 @@
 // The allocator owns every byte of a rank: it counts each by kind (tag), live and peak, and refuses a request over the
 // limit with a table of who holds what. Invariant: live(tag) is the sum of the requested bytes of that tag's live
 // buffers, never a rounded figure; so the storage-less run (Mode::Meta, same calls, no memory) predicts it to the byte.
-// Storage comes from one reserved address range in 2 MiB-aligned huge pages, best fit, neighbours merged; what is freed
-// stays for the next request, so a repeated step takes nothing from the system (system_bytes() stays put). Not
-// thread-safe on purpose: only the thread that runs the step allocates and frees.
+// On the host storage comes from one reserved address range in 2 MiB-aligned huge pages, best fit, neighbours merged;
+// what is freed stays for the next request, so a repeated step takes nothing from the system (system_bytes() stays
+// put). Not thread-safe on purpose: only the thread that runs the step allocates and frees.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -28,7 +28,14 @@ std::string_view name_of(Tag tag);  // "parameters", ... as in summary.json
 using BytesByTag = std::array<std::int64_t, kNumTags>;
 inline constexpr std::size_t index(Tag tag) { return static_cast<std::size_t>(tag); }
 
-class Arena;  // the address range; tensor/arena.h
+// Where an allocator's bytes come from: the host's memory (tensor/arena.h), or a device's.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  virtual void* allocate(std::size_t bytes, Tag tag) = 0;  // null: there is no more
+  virtual void release(void* data, std::size_t bytes, Tag tag) noexcept = 0;
+  virtual std::size_t system_bytes() const = 0;
+};
 
 class Allocator {
  public:
@@ -40,8 +47,8 @@ class Allocator {
     bool operator==(const Event&) const = default;
   };
 
-  // limit: bytes of all tags except Host; 0: none.
-  explicit Allocator(Mode mode = Mode::Real, std::int64_t limit = 0);
+  // limit: bytes of all tags except Host; 0: none. source: none is the host's memory.
+  explicit Allocator(Mode mode = Mode::Real, std::int64_t limit = 0, std::unique_ptr<MemorySource> source = nullptr);
   ~Allocator();
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
@@ -87,7 +94,7 @@ class Allocator {
   BytesByTag live_{}, peak_{}, at_peak_{};
   std::int64_t total_ = 0, peak_total_ = 0;
   std::string_view asking_;
-  std::unique_ptr<Arena> arena_;
+  std::unique_ptr<MemorySource> source_;
 };
 
 // Owns one allocation; move-only. data() is null in Meta mode.

@@ -2,6 +2,7 @@
 #include "tensor/ops/add.h"
 
 #include "tensor/ops/checks.h"
+#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/kernels.h"
 #include "tensor/ops/parallel.h"
 
@@ -26,6 +27,7 @@ class Add final : public Op {
   void forward(const Call& call) const override {
     const float *a = call.in[0].data(), *b = call.in[1].data();
     float* y = call.out[0].fresh();
+    if (GpuOps* gpu = call.device.gpu()) return gpu->add(y, a, b, call.in[0].numel());
     parallel_blocks(call.in[0].numel(), kElementGrain,
                     [&](auto begin, auto end) { kernels().add(y + begin, a + begin, b + begin, end - begin); });
   }

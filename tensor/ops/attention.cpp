@@ -8,6 +8,7 @@
 
 #include "tensor/ops/checks.h"
 #include "tensor/ops/dropout.h"
+#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/kernels.h"
 #include "tensor/ops/parallel.h"
 
@@ -54,6 +55,7 @@ class Attention final : public Op {
     const Tensor& qkv = call.in[0];
     const float* x = qkv.data();
     float *y = call.out[0].fresh(), *lse = call.out[1].fresh();
+    if (GpuOps* gpu = call.device.gpu()) return gpu->attention(y, lse, x, sizes(qkv.shape()), mask(call));
     for_each_head(call, qkv.shape(), Direction::Forward,
                   [&](const AttentionShape& s, const Offsets& at, float* workspace) {
                     kernels().attention_forward({s, x + at.q, x + at.k, x + at.v, y + at.y, lse + at.lse, workspace});
@@ -65,6 +67,8 @@ class Attention final : public Op {
     const Tensor& qkv = call.in[0];
     const float *x = qkv.data(), *y = call.out[0].data(), *lse = call.out[1].data(), *dy = call.dout[0].data();
     float* dx = call.din[0].fresh();
+    if (GpuOps* gpu = call.device.gpu())
+      return gpu->attention_backward(dx, x, y, lse, dy, sizes(qkv.shape()), mask(call));
     for_each_head(call, qkv.shape(), Direction::Backward,
                   [&](const AttentionShape& s, const Offsets& at, float* workspace) {
                     kernels().attention_backward({s, x + at.q, x + at.k, x + at.v, y + at.y, lse + at.lse, dy + at.y,
@@ -77,6 +81,8 @@ class Attention final : public Op {
     std::int64_t q, k, v, y, lse;
   };
   std::int64_t head_size(const Shape& qkv) const { return qkv.cols() / (heads_ + 2 * kv_heads_); }
+  AttentionSizes sizes(const Shape& qkv) const { return {qkv.dim(0), qkv.dim(1), heads_, kv_heads_, head_size(qkv)}; }
+  RandomMask mask(const Call& call) const { return {threshold_, keep_scale_, call.key}; }
   std::int64_t scratch(const Shape& qkv, Direction direction) const {  // floats a worker, whole cache lines
     return (kernels().attention_scratch(qkv.dim(1), head_size(qkv), direction == Direction::Backward) + 15) / 16 * 16;
   }

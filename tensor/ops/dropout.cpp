@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "tensor/ops/checks.h"
+#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/kernels.h"
 #include "tensor/ops/parallel.h"
 
@@ -36,6 +37,8 @@ class Dropout final : public Op {
     const auto key = call.key.words();
     const float* from = x.data();
     float* to = y.fresh();
+    if (GpuOps* gpu = call.device.gpu())
+      return gpu->dropout(to, from, sequences, size, {.threshold = threshold_, .scale = scale_, .key = call.key});
     for (std::int64_t b = 0; b < sequences; ++b)
       parallel_blocks(size, kElementGrain, [&](std::int64_t begin, std::int64_t end) {
         const RandomRow row = {

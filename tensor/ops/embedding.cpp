@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "tensor/ops/checks.h"
+#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/kernels.h"
 #include "tensor/ops/parallel.h"
 
@@ -46,9 +47,12 @@ class Embedding final : public Op {
     const Tensor& tokens = call.in[0];
     const std::int64_t length = tokens.shape().dim(1), cols = call.out[0].shape().cols();
     const std::int32_t* token = tokens.data<std::int32_t>();
-    check_tokens(token, tokens.shape(), call.param_shape(0).dim(0));
+    const std::int64_t vocab = call.param_shape(0).dim(0);
+    GpuOps* gpu = call.device.gpu();  // it checks the tokens itself
+    if (!gpu) check_tokens(token, tokens.shape(), vocab);
     const float *table = call.param(0), *positions = has_positions_ ? call.param(1) : nullptr;
     float* x = call.out[0].fresh();
+    if (gpu) return gpu->embedding(x, token, table, positions, tokens.shape().dim(0), length, cols, vocab);
     parallel_blocks(tokens.numel(), kRowGrain, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         const float* row = table + token[i] * cols;
@@ -66,6 +70,8 @@ class Embedding final : public Op {
     const float* g = dx.data();
     float *dtable = call.dparam(0), *dpositions = has_positions_ ? call.dparam(1) : nullptr;
     const std::int32_t* token = dtable ? call.in[0].data<std::int32_t>() : nullptr;
+    if (GpuOps* gpu = call.device.gpu())
+      return gpu->embedding_backward(dtable, dpositions, token, g, batch, length, cols);
     parallel_blocks(cols, kColumnGrain, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = 0; i < batch * length; ++i) {
         const float* from = g + i * cols + begin;

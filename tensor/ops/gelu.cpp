@@ -3,6 +3,7 @@
 #include "tensor/ops/gelu.h"
 
 #include "tensor/ops/checks.h"
+#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/kernels.h"
 #include "tensor/ops/parallel.h"
 
@@ -24,6 +25,7 @@ class Gelu final : public Op {
   void forward(const Call& call) const override {
     const float* x = call.in[0].data();
     float* y = call.out[0].fresh();
+    if (GpuOps* gpu = call.device.gpu()) return gpu->gelu(y, x, call.in[0].numel());
     parallel_blocks(call.in[0].numel(), kElementGrain,
                     [&](auto begin, auto end) { kernels().gelu(y + begin, x + begin, end - begin); });
   }
@@ -31,6 +33,7 @@ class Gelu final : public Op {
     if (!call.din[0]) return;
     const float *x = call.in[0].data(), *dy = call.dout[0].data();
     float* dx = call.din[0].fresh();
+    if (GpuOps* gpu = call.device.gpu()) return gpu->gelu_backward(dx, x, dy, call.dout[0].numel());
     parallel_blocks(call.dout[0].numel(), kElementGrain, [&](auto begin, auto end) {
       kernels().gelu_backward(dx + begin, x + begin, dy + begin, end - begin);
     });

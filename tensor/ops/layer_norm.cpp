@@ -4,6 +4,7 @@
 #include "tensor/ops/layer_norm.h"
 
 #include "tensor/ops/checks.h"
+#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/row_chunks.h"
 
 namespace regather {
@@ -36,6 +37,7 @@ class LayerNorm final : public Op {
     const std::int64_t rows = x.shape().rows(), cols = x.shape().cols();
     const float *gain = call.param(0), *bias = call.param(1), *from = x.data();
     float* y = call.out[0].fresh();
+    if (GpuOps* gpu = call.device.gpu()) return gpu->layer_norm(y, from, gain, bias, rows, cols, kEps);
     parallel_blocks(rows, RowChunks::kRows, [&](auto begin, auto end) {
       kernels().layer_norm(y + begin * cols, from + begin * cols, gain, bias, end - begin, cols, kEps);
     });
@@ -48,6 +50,8 @@ class LayerNorm final : public Op {
     const RowChunks chunks(dy.shape().rows());
     const bool reads_x = dx || dgain;
     const float *x = reads_x ? call.in[0].data() : nullptr, *gain = call.param(0), *g = dy.data();
+    if (GpuOps* gpu = call.device.gpu())
+      return gpu->layer_norm_backward(dx, dgain, dbias, x, gain, g, dy.shape().rows(), cols, kEps);
     chunks.add_up(call.workspace, 2 * cols, [&](auto begin, auto end, float* partial) {
       kernels().layer_norm_backward(dx ? dx + begin * cols : nullptr, dgain ? partial : nullptr,
                                     dbias ? partial + cols : nullptr, x + begin * cols, gain, g + begin * cols,

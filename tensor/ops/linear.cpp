@@ -5,6 +5,7 @@
 #include "tensor/ops/adapted_linear.h"
 #include "tensor/ops/checks.h"
 #include "tensor/ops/gemm.h"
+#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/kernels.h"
 #include "tensor/ops/parallel.h"
 
@@ -42,6 +43,10 @@ class Linear final : public Op {
     float* y = call.out[0].fresh();
     const std::int64_t rows = x.shape().rows(), out = call.out[0].shape().cols();
     const float* weight = call.param(0);
+    if (GpuOps* gpu = call.device.gpu()) {
+      if (has_bias_) gpu->fill_rows(y, call.param(1), rows, out);
+      return gpu->gemm_nt(rows, out, x.shape().cols(), x.data(), weight, y, has_bias_ ? Into::Add : Into::Write);
+    }
     if (has_bias_) {  // the product adds to it: one pass over y less than adding it afterwards
       const float* bias = call.param(1);
       parallel_blocks(rows, kRowGrain,
@@ -53,6 +58,12 @@ class Linear final : public Op {
   void backward(const BackwardCall& call) const override {
     const Tensor& dy = call.dout[0];
     const std::int64_t rows = dy.shape().rows(), out = dy.shape().cols(), in = call.param_shape(0).dim(1);
+    if (GpuOps* gpu = call.device.gpu()) {
+      if (call.din[0]) gpu->gemm_nn(rows, in, out, dy.data(), call.param(0), call.din[0].fresh(), Into::Write);
+      if (float* dw = call.dparam(0)) gpu->gemm_tn(out, in, rows, dy.data(), call.in[0].data(), dw, Into::Add);
+      if (float* db = has_bias_ ? call.dparam(1) : nullptr) gpu->add_column_sums(db, dy.data(), rows, out);
+      return;
+    }
     if (call.din[0]) gemm_nn(rows, in, out, dy.data(), call.param(0), call.din[0].fresh(), Into::Write);
     if (float* dw = call.dparam(0)) gemm_tn(out, in, rows, dy.data(), call.in[0].data(), dw, Into::Add);
     float* db = has_bias_ ? call.dparam(1) : nullptr;

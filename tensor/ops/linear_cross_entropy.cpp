@@ -8,6 +8,7 @@
 
 #include "tensor/ops/checks.h"
 #include "tensor/ops/gemm.h"
+#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/kernels.h"
 #include "tensor/ops/parallel.h"
 
@@ -47,6 +48,8 @@ class LinearCrossEntropy final : public Op {
 
   void forward(const Call& call) const override {
     for_each_chunk(call, [&](const Chunk& c, float* losses) {
+      if (GpuOps* gpu = call.device.gpu())
+        return gpu->token_losses(losses, c.logits, c.targets, nullptr, c.rows, c.vocab);
       each_row(c, [&](std::int64_t r) {
         losses[r] = c.targets[r] < 0 ? 0.0F : kernels().token_loss(c.logits + r * c.vocab, c.vocab, c.targets[r]);
       });
@@ -57,6 +60,12 @@ class LinearCrossEntropy final : public Op {
     const float *weight = call.param(0), *dloss = call.dout[0].data();
     float *dx = call.din[0] ? call.din[0].fresh() : nullptr, *dweight = call.dparam(0);
     for_each_chunk(call, [&](const Chunk& c, float* losses) {
+      if (GpuOps* gpu = call.device.gpu()) {
+        gpu->token_losses(losses, c.logits, c.targets, dloss + c.first, c.rows, c.vocab);
+        if (dx) gpu->gemm_nn(c.rows, c.cols, c.vocab, c.logits, weight, dx + c.first * c.cols, Into::Write);
+        if (dweight) gpu->gemm_tn(c.vocab, c.cols, c.rows, c.logits, c.x, dweight, Into::Add);
+        return;
+      }
       each_row(c, [&](std::int64_t r) {
         float* row = c.logits + r * c.vocab;
         if (c.targets[r] >= 0) {
@@ -84,7 +93,8 @@ class LinearCrossEntropy final : public Op {
   static void for_each_chunk(const Call& call, F f) {
     const Tensor &x = call.in[0], &targets = call.in[1];
     const std::int64_t rows = x.shape().rows(), cols = x.shape().cols(), vocab = call.param_shape(0).dim(0);
-    check_targets(targets, vocab);
+    GpuOps* gpu = call.device.gpu();
+    if (!gpu) check_targets(targets, vocab);
     const float* weight = call.param(0);
     float* losses = call.out[0].fresh();
     const std::int64_t size = cross_entropy_chunk(rows, vocab);
@@ -96,7 +106,10 @@ class LinearCrossEntropy final : public Op {
                        .x = x.data() + first * cols,
                        .targets = targets.data<std::int32_t>() + first,
                        .logits = call.workspace};
-      gemm_nt(c.rows, vocab, cols, c.x, weight, c.logits, Into::Write);
+      if (gpu)
+        gpu->gemm_nt(c.rows, vocab, cols, c.x, weight, c.logits, Into::Write);
+      else
+        gemm_nt(c.rows, vocab, cols, c.x, weight, c.logits, Into::Write);
       f(c, losses + first);
     }
   }

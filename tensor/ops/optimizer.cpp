@@ -28,10 +28,10 @@ T sum_of_pieces(std::int64_t n, F f) {
 
 }  // namespace
 
-void adamw(float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWStep& s) {
+AdamWFactors factors_of(const AdamWStep& s) {
   check(s.step >= 1, "adamw: steps count from 1, got {}", s.step);
   const double t = static_cast<double>(s.step), beta1 = s.beta1, beta2 = s.beta2;
-  const AdamWFactors f = {
+  return {
       .gradient_scale = s.gradient_scale,
       .beta1 = s.beta1,
       .one_minus_beta1 = static_cast<float>(1.0 - beta1),
@@ -42,6 +42,10 @@ void adamw(float* p, float* m, float* v, const float* g, std::int64_t n, const A
       .inverse_root_correction2 = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(beta2, t))),
       .eps = s.eps,
   };
+}
+
+void adamw(float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWStep& s) {
+  const AdamWFactors f = factors_of(s);
   parallel_blocks(n, kPiece, [&](auto begin, auto end) {
     kernels().adamw(p + begin, m + begin, v + begin, g + begin, end - begin, f);
   });

@@ -4,6 +4,8 @@
 #pragma once
 #include <cstdint>
 
+#include "tensor/ops/kernel_types.h"
+
 namespace regather {
 
 // AdamW as in PyTorch: p *= 1 - lr weight_decay; m, v: running means of g and g^2; p -= lr m^ / (sqrt(v^) + eps), hats:
@@ -13,6 +15,7 @@ struct AdamWStep {
   std::int64_t step = 1;     // from 1
   float gradient_scale = 1;  // multiplies g first: clipping, averaging
 };
+AdamWFactors factors_of(const AdamWStep& step);
 void adamw(float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWStep& step);
 
 // SGD as in PyTorch: g += weight_decay p; buffer = momentum buffer + g; p -= lr buffer. momentum_buffer: zero at first;

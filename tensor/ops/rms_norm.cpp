@@ -3,6 +3,7 @@
 #include "tensor/ops/rms_norm.h"
 
 #include "tensor/ops/checks.h"
+#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/row_chunks.h"
 
 namespace regather {
@@ -32,6 +33,7 @@ class RmsNorm final : public Op {
     const std::int64_t rows = x.shape().rows(), cols = x.shape().cols();
     const float *gain = call.param(0), *from = x.data();
     float* y = call.out[0].fresh();
+    if (GpuOps* gpu = call.device.gpu()) return gpu->rms_norm(y, from, gain, rows, cols, kEps);
     parallel_blocks(rows, RowChunks::kRows, [&](auto begin, auto end) {
       kernels().rms_norm(y + begin * cols, from + begin * cols, gain, end - begin, cols, kEps);
     });
@@ -42,6 +44,8 @@ class RmsNorm final : public Op {
     const std::int64_t cols = dy.shape().cols();
     float *dx = call.din[0] ? call.din[0].fresh() : nullptr, *dgain = call.dparam(0);
     const float *x = call.in[0].data(), *gain = call.param(0), *g = dy.data();
+    if (GpuOps* gpu = call.device.gpu())
+      return gpu->rms_norm_backward(dx, dgain, x, gain, g, dy.shape().rows(), cols, kEps);
     const RowChunks chunks(dy.shape().rows());
     chunks.add_up(call.workspace, cols, [&](auto begin, auto end, float* partial) {
       kernels().rms_norm_backward(dx ? dx + begin * cols : nullptr, dgain ? partial : nullptr, x + begin * cols, gain,

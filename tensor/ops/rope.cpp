@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "tensor/ops/checks.h"
+#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/kernels.h"
 #include "tensor/ops/parallel.h"
 
@@ -64,6 +65,10 @@ class Rope final : public Op {
     const std::int64_t batch = qkv.dim(0), length = qkv.dim(1), cols = qkv.cols(), n = half(qkv);
     const float* x = from.data();
     float* y = to.fresh();
+    if (GpuOps* gpu = call.device.gpu()) {
+      const AttentionSizes sizes = {qkv.dim(0), length, heads_, kv_heads_, 2 * n};
+      return gpu->rope(y, x, sizes, theta_, sign);
+    }
     double* near = reinterpret_cast<double*>(call.workspace);  // rotations by 0 .. 63 positions
     for (std::int64_t r = 0; r < std::min(kSpan, length); ++r)
       fill(near + 2 * r * n, near + (2 * r + 1) * n, n, static_cast<double>(r), sign);

@@ -3,6 +3,7 @@
 #include "tensor/ops/swiglu.h"
 
 #include "tensor/ops/checks.h"
+#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/kernels.h"
 #include "tensor/ops/parallel.h"
 
@@ -26,6 +27,7 @@ class SwiGlu final : public Op {
   void forward(const Call& call) const override {
     const float *gate = call.in[0].data(), *up = call.in[1].data();
     float* y = call.out[0].fresh();
+    if (GpuOps* gpu = call.device.gpu()) return gpu->swiglu(y, gate, up, call.in[0].numel());
     parallel_blocks(call.in[0].numel(), kElementGrain,
                     [&](auto begin, auto end) { kernels().swiglu(y + begin, gate + begin, up + begin, end - begin); });
   }
@@ -34,6 +36,7 @@ class SwiGlu final : public Op {
     float* dup = call.din[1] ? call.din[1].fresh() : nullptr;
     if (!dgate && !dup) return;
     const float *gate = call.in[0].data(), *up = dgate ? call.in[1].data() : gate, *dy = call.dout[0].data();
+    if (GpuOps* gpu = call.device.gpu()) return gpu->swiglu_backward(dgate, dup, gate, up, dy, call.dout[0].numel());
     parallel_blocks(call.dout[0].numel(), kElementGrain, [&](auto begin, auto end) {
       kernels().swiglu_backward(dgate ? dgate + begin : nullptr, dup ? dup + begin : nullptr, gate + begin, up + begin,
                                 dy + begin, end - begin);

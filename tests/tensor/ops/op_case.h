@@ -1,7 +1,7 @@
 // One description of an operation gives all its tests: equal to a plain reference in double, gradients equal to finite
 // differences of that reference, the same bits when run again, rerun, run in differently aligned memory or by more
 // threads, the same gradients when others are frozen. A file instantiates OpCases with its cases; op_case_test.cpp
-// holds the tests.
+// holds the tests for a CPU, op_case_cuda_test.cpp those for CUDA.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -52,8 +52,14 @@ struct Result {
 };
 // Forward and backward in memory that was full of NaNs; parameter gradients begin at kGradientBase.
 inline constexpr float kGradientBase = 1.0F;
-Result run(const OpCase& c, const Setup& setup = {});
-std::vector<float> evaluate(const OpCase& c);  // without a tape
+Result run(const OpCase& c, Device& device, const Setup& setup = {});
+Result run(const OpCase& c, const Setup& setup = {});          // on a CPU
+std::vector<float> evaluate(const OpCase& c, Device& device);  // without a tape
+std::vector<float> evaluate(const OpCase& c);
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b);
+double largest(const Doubles& x);        // magnitude
+Doubles output_gradient(std::size_t n);  // what run() begins backward with
 
 // The values that run() uses.
 std::vector<Doubles> values_of_inputs(const OpCase& c);

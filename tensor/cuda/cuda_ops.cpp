@@ -1,0 +1,83 @@
+#include "tensor/cuda/cuda_ops.h"
+
+#include "tensor/cuda/status.h"
+#include "tensor/error.h"
+
+namespace regather::cuda {
+namespace {
+
+// Partial sums of a reduction over rows; a reduction takes no more chunks than fit.
+constexpr std::int64_t kScratchBytes = std::int64_t{16} << 20;
+// NVIDIA's advice for Hopper. One workspace and one stream: the same bits for the same call.
+constexpr std::int64_t kBlasWorkspaceBytes = std::int64_t{32} << 20;
+constexpr std::int64_t kHostBytes = 64;
+
+std::string text_of(const Fault& f) {
+  if (f.kind == kTokenOutsideVocabulary)
+    return fmt::format("embedding: token {} at sequence {}, position {} is outside the vocabulary [0, {})", f.value,
+                       f.first, f.second, f.limit);
+  return fmt::format("linear_cross_entropy: target {} in row {} is neither -1 nor in the vocabulary [0, {})", f.value,
+                     f.first, f.limit);
+}
+
+}  // namespace
+
+CudaOps::CudaOps(Allocator& memory, cudaStream_t compute)
+    : stream_(compute),
+      scratch_(memory, kScratchBytes, Tag::Workspace),
+      blas_workspace_(memory, kBlasWorkspaceBytes, Tag::Workspace),
+      faults_(memory, sizeof(Fault), Tag::Workspace),
+      host_(memory, kHostBytes, Tag::Host) {
+  check_status(cudaMemsetAsync(faults_.data(), 0, sizeof(Fault), stream_), "cudaMemsetAsync");
+  check_status(cublasCreate(&blas_), "cublasCreate");
+  check_status(cublasSetStream(blas_, stream_), "cublasSetStream");
+  check_status(cublasSetWorkspace(blas_, blas_workspace_.data(), kBlasWorkspaceBytes), "cublasSetWorkspace");
+}
+
+CudaOps::~CudaOps() {
+  if (blas_) static_cast<void>(cublasDestroy(blas_));
+}
+
+void CudaOps::fetch(const void* from, std::size_t bytes) {
+  check_status(cudaMemcpyAsync(host_.data(), from, bytes, cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync");
+  check_status(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+}
+
+void CudaOps::throw_faults() {
+  fetch(faults_.data(), sizeof(Fault));
+  const Fault fault = *host_.data<Fault>();
+  if (fault.kind == 0) return;
+  check_status(cudaMemsetAsync(faults_.data(), 0, sizeof(Fault), stream_), "cudaMemsetAsync");
+  throw Error(text_of(fault));
+}
+
+// cuBLAS is column-major: a row-major matrix is its transpose there, and C^T = op(B)^T op(A)^T.
+void CudaOps::gemm(Layout a_layout, Layout b_layout, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
+                   const float* b, float* c, Into into) {
+  if (m == 0 || n == 0) return;
+  if (k == 0) {
+    if (into == Into::Write)
+      check_status(cudaMemsetAsync(c, 0, static_cast<std::size_t>(m * n) * sizeof(float), stream_), "cudaMemsetAsync");
+    return;
+  }
+  const bool a_plain = a_layout == Layout::Plain, b_plain = b_layout == Layout::Plain;
+  const float one = 1.0F, beta = into == Into::Add ? 1.0F : 0.0F;
+  check_status(cublasGemmEx_64(blas_, b_plain ? CUBLAS_OP_N : CUBLAS_OP_T, a_plain ? CUBLAS_OP_N : CUBLAS_OP_T, n, m, k,
+                               &one, b, CUDA_R_32F, b_plain ? n : k, a, CUDA_R_32F, a_plain ? k : m, &beta, c,
+                               CUDA_R_32F, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+               "cublasGemmEx");
+}
+void CudaOps::gemm_nt(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
+                      Into into) {
+  gemm(Layout::Plain, Layout::Transposed, m, n, k, a, b, c, into);
+}
+void CudaOps::gemm_nn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
+                      Into into) {
+  gemm(Layout::Plain, Layout::Plain, m, n, k, a, b, c, into);
+}
+void CudaOps::gemm_tn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
+                      Into into) {
+  gemm(Layout::Transposed, Layout::Plain, m, n, k, a, b, c, into);
+}
+
+}  // namespace regather::cuda

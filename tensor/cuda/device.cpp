@@ -1,0 +1,119 @@
+#include "tensor/cuda/device.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "tensor/cuda/cuda_ops.h"
+#include "tensor/cuda/memory.h"
+#include "tensor/cuda/status.h"
+#include "tensor/cuda/streams.h"
+#include "tensor/error.h"
+
+namespace regather {
+namespace {
+
+using cuda::check_status;
+using cuda::Streams;
+
+// Pinned pieces that pageable memory is copied through, one after another.
+class Staging {
+ public:
+  static constexpr std::int64_t kPieces = 4;
+  Staging(Allocator& memory, Streams& streams, std::int64_t bytes) : streams_(streams), piece_(bytes / kPieces) {
+    for (std::int64_t i = 0; i < kPieces; ++i) pieces_.push_back({Buffer(memory, piece_, Tag::Host), {}});
+  }
+
+  void write(Stream stream, std::byte* to, const std::byte* from, std::int64_t bytes) {
+    for (std::int64_t done = 0; done < bytes; done += piece_) {
+      Piece& piece = next();
+      piece.free.wait();
+      const auto n = static_cast<std::size_t>(std::min(piece_, bytes - done));
+      std::memcpy(piece.buffer.data(), from + done, n);
+      copy(to + done, piece.buffer.data(), n, stream);
+      piece.free = streams_.record(stream);
+    }
+  }
+  void read(Stream stream, std::byte* to, const std::byte* from, std::int64_t bytes) {
+    for (std::int64_t done = 0; done < bytes; done += piece_) {
+      Piece& piece = next();
+      piece.free.wait();
+      const auto n = static_cast<std::size_t>(std::min(piece_, bytes - done));
+      copy(piece.buffer.data(), from + done, n, stream);
+      streams_.record(stream).wait();
+      std::memcpy(to + done, piece.buffer.data(), n);
+    }
+  }
+
+ private:
+  struct Piece {
+    Buffer buffer;
+    Event free;
+  };
+  Piece& next() { return pieces_[next_++ % pieces_.size()]; }
+  void copy(void* to, const void* from, std::size_t bytes, Stream stream) {
+    check_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, streams_[stream]), "cudaMemcpyAsync");
+  }
+
+  Streams& streams_;
+  std::int64_t piece_;
+  std::vector<Piece> pieces_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace
+
+struct CudaDevice::Parts {
+  Parts(std::shared_ptr<Streams> s, Allocator& memory, std::int64_t staging_bytes)
+      : streams(std::move(s)), staging(memory, *streams, staging_bytes), ops(memory, (*streams)[Stream::Compute]) {}
+  std::shared_ptr<Streams> streams;
+  Staging staging;
+  cuda::CudaOps ops;
+};
+
+int count_cuda_devices() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess || count == 0)
+    throw UsageError(
+        fmt::format("device: cuda: {}", status == cudaSuccess ? "there is no GPU" : cudaGetErrorString(status)));
+  return count;
+}
+
+CudaDevice::CudaDevice(int index, std::int64_t limit, std::int64_t staging_bytes)
+    : CudaDevice(std::make_shared<Streams>(index), limit, staging_bytes) {}
+
+CudaDevice::CudaDevice(std::shared_ptr<Streams> streams, std::int64_t limit, std::int64_t staging_bytes)
+    : Device(Allocator::Mode::Real, limit, std::make_unique<cuda::CudaMemory>(streams)) {
+  parts_ = std::make_unique<Parts>(std::move(streams), memory, staging_bytes);
+}
+
+CudaDevice::~CudaDevice() = default;
+
+GpuOps* CudaDevice::gpu() { return &parts_->ops; }
+CUstream_st* CudaDevice::stream(Stream stream) const { return (*parts_->streams)[stream]; }
+Event CudaDevice::record(Stream stream) { return parts_->streams->record(stream); }
+void CudaDevice::wait(Stream stream, const Event& event) { parts_->streams->wait(stream, event); }
+
+void CudaDevice::copy(Stream on, void* to, const void* from, std::int64_t bytes) {
+  if (bytes == 0) return;
+  check_status(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream(on)),
+               "cudaMemcpyAsync");
+}
+void CudaDevice::zero(Stream on, void* to, std::int64_t bytes) {
+  if (bytes == 0) return;
+  check_status(cudaMemsetAsync(to, 0, static_cast<std::size_t>(bytes), stream(on)), "cudaMemsetAsync");
+}
+void CudaDevice::add(Stream on, float* sum, const float* a, const float* b, std::int64_t n) {
+  check(on == Stream::Compute, "a CUDA device adds on its compute stream only");
+  parts_->ops.add(sum, a, b, n);
+}
+void CudaDevice::write(Stream on, void* to, const void* from, std::int64_t bytes) {
+  parts_->staging.write(on, static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
+}
+void CudaDevice::read(Stream on, void* to, const void* from, std::int64_t bytes) {
+  parts_->staging.read(on, static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
+  parts_->ops.throw_faults();
+}
+
+}  // namespace regather

@@ -1,0 +1,65 @@
+#include "tensor/cuda/streams.h"
+
+#include "tensor/cuda/status.h"
+
+namespace regather::cuda {
+
+// What was in a stream when it was recorded. Goes back to the pool when nobody asks for it any more.
+class Streams::Recorded final : public Event::State {
+ public:
+  Recorded(std::shared_ptr<Streams> streams, Stream stream)
+      : streams_(std::move(streams)), event_(streams_->take_event()) {
+    check_status(cudaEventRecord(event_, (*streams_)[stream]), "cudaEventRecord");
+  }
+  ~Recorded() override { streams_->idle_events_.push_back(event_); }
+  bool done() override {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status == cudaErrorNotReady) return false;
+    check_status(status, "cudaEventQuery");
+    return true;
+  }
+  void wait() override { check_status(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
+  cudaEvent_t event() const { return event_; }
+
+ private:
+  std::shared_ptr<Streams> streams_;
+  cudaEvent_t event_;
+};
+
+Streams::Streams(int device_index) : device_index_(device_index) {
+  check_status(cudaSetDevice(device_index), "cudaSetDevice");
+  for (cudaStream_t& stream : streams_)
+    check_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+}
+
+Streams::~Streams() {  // what is enqueued still runs; there is nobody to tell of an error
+  for (cudaStream_t stream : streams_)
+    if (stream) static_cast<void>(cudaStreamDestroy(stream));
+  for (cudaEvent_t event : idle_events_) static_cast<void>(cudaEventDestroy(event));
+}
+
+cudaEvent_t Streams::take_event() {
+  if (idle_events_.empty()) {
+    cudaEvent_t event = nullptr;
+    check_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    idle_events_.reserve(idle_events_.capacity() + 1);  // so that giving it back cannot fail
+    return event;
+  }
+  const cudaEvent_t event = idle_events_.back();
+  idle_events_.pop_back();
+  return event;
+}
+
+Event Streams::record(Stream stream) { return Event(std::make_shared<Recorded>(shared_from_this(), stream)); }
+
+void Streams::wait(Stream stream, const Event& event) {
+  Event::State* state = event.state();
+  if (!state) return;
+  std::shared_ptr<Event::State> enqueued = state->enqueued();
+  if (const auto* recorded = dynamic_cast<Recorded*>(enqueued ? enqueued.get() : state))
+    check_status(cudaStreamWaitEvent((*this)[stream], recorded->event(), 0), "cudaStreamWaitEvent");
+  else
+    state->wait();
+}
+
+}  // namespace regather::cuda
