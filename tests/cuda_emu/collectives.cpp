@@ -167,8 +167,11 @@ API ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int ran
 }
 API ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   const auto waiting = [&] { return comm->group->joined < comm->group->ranks; };
-  if (waiting()) state().let_others_go_on();
-  *error = comm->group->failed ? ncclRemoteError : waiting() ? ncclInProgress : ncclSuccess;
+  const bool hopeless = waiting() && !state().poll("ncclCommGetAsyncError");
+  *error = comm->group->failed ? ncclRemoteError
+           : hopeless          ? ncclSystemError
+           : waiting()         ? ncclInProgress
+                               : ncclSuccess;
   return ncclSuccess;
 }
 API ncclCommAbort(ncclComm_t comm) {

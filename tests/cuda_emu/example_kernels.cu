@@ -90,6 +90,21 @@ __global__ void dynamic_reverse_kernel(float* x) {
   __syncthreads();
   store(x + threadIdx.x, all[blockDim.x - 1 - threadIdx.x]);
 }
+__global__ void share_kernel(float* x, int n) {
+  float* all = dynamic_shared<float>();
+  float sum = 0;
+  for (int i = 0; i < n; ++i) all[i] = 1;
+  for (int i = 0; i < n; ++i) sum += all[i];
+  store(x, sum);
+}
+struct FortyKiB {
+  float v[10 << 10];
+};
+__global__ void share_with_static_kernel(float* x, int n) {
+  block_shared<FortyKiB>().v[0] = 1;
+  dynamic_shared<float>()[n - 1] = 2;
+  store(x, block_shared<FortyKiB>().v[0] + dynamic_shared<float>()[n - 1]);
+}
 __global__ void whole_block_index_kernel(int* to) {
   const unsigned block = blockIdx.y * gridDim.x + blockIdx.x, thread = threadIdx.y * blockDim.x + threadIdx.x;
   atomicAdd(to + block * blockDim.x * blockDim.y + thread, 1);
@@ -183,6 +198,16 @@ void agree(int* to, int threads, int against, Stream s) {
 void dynamic_reverse(float* x, int n, Stream s) {
   launch("dynamic_reverse", dynamic_reverse_kernel, 1, static_cast<unsigned>(n),
          static_cast<std::size_t>(n) * sizeof(float), s, x);
+}
+bool let_share(int bytes) {
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(share_kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              bytes) == cudaSuccess;
+}
+void share(float* x, int bytes, Stream s) {
+  launch("share", share_kernel, 1, 1, static_cast<std::size_t>(bytes), s, x, bytes / 4);
+}
+void share_with_static(float* x, int bytes, Stream s) {
+  launch("share_with_static", share_with_static_kernel, 1, 1, static_cast<std::size_t>(bytes), s, x, bytes / 4);
 }
 void too_many_threads(float* x, Stream s) { launch("too_many_threads", add_one_kernel, 1, 1025, 0, s, x, 1); }
 void whole_block_index(int* to, Stream s) {

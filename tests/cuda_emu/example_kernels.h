@@ -20,6 +20,9 @@ void count_in_block(int* to, int threads, Stream stream);      // one block; ato
 void agree(int* to, int threads, int against, Stream stream);  // one warp: do all, each thread but one, vote yes?
 void dynamic_reverse(float* x, int n, Stream stream);          // one block
 void too_many_threads(float* x, Stream stream);
+bool let_share(int bytes);                               // for share: the limit of its dynamic shared memory
+void share(float* x, int dynamic_bytes, Stream stream);  // one block, which stores a sum
+void share_with_static(float* x, int dynamic_bytes, Stream stream);  // and 40 KiB of static shared memory
 void whole_block_index(int* to, Stream stream);  // grid (2, 3), block (4, 2): to[i] counts visits of linear thread i
 
 void missing_syncthreads(float* to, const float* from, int n, Stream stream);

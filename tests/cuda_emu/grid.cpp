@@ -62,6 +62,8 @@ void Grid::begin_block(std::size_t number) {
   warps_.resize((threads_.size() + 31) / 32);
   loaded_.assign(warps_.size(), {});
   stored_.assign(warps_.size(), {});
+  times_.resize(threads_.size());
+  for (auto& times : times_) times.clear();
   shared_.clear();
   live_ = threads_.size();
   arrived_ = 0;
@@ -166,15 +168,17 @@ void launch_kernel(const char* name, const void* kernel, dim3 grid, dim3 block, 
   const std::size_t threads = std::size_t{block.x} * block.y * block.z;
   constexpr unsigned kMostThreads = 1024;
   const bool fits = threads >= 1 && threads <= kMostThreads && block.z <= 64 && grid.x >= 1 && grid.x < (1U << 31) &&
-                    grid.y >= 1 && grid.y < 65536 && grid.z >= 1 && grid.z < 65536 && shared_bytes <= kMostShared &&
-                    (shared_bytes <= kStaticShared || s.large_shared.contains(kernel));
-  if (!fits) {
-    s.host().last_error = cudaErrorInvalidConfiguration;
+                    grid.y >= 1 && grid.y < 65536 && grid.z >= 1 && grid.z < 65536;
+  const auto asked = s.dynamic_shared_limits.find(kernel);
+  const std::size_t dynamic_limit = asked == s.dynamic_shared_limits.end() ? kStaticShared : asked->second;
+  if (!fits || shared_bytes > dynamic_limit) {
+    s.host().last_error = fits ? cudaErrorInvalidValue : cudaErrorInvalidConfiguration;
     return;
   }
+  const std::size_t limit = dynamic_limit > kStaticShared ? kMostShared : kStaticShared;
   s.enqueue(stream, std::string("kernel ") + name,
-            [&s, name = std::string(name), grid, block, shared_bytes, body = std::move(body)] {
-              Grid(s, name, grid, block, shared_bytes, body).run();
+            [&s, name = std::string(name), grid, block, shared_bytes, limit, body = std::move(body)] {
+              Grid(s, name, grid, block, shared_bytes, limit, body).run();
             });
 }
 

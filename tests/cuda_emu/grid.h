@@ -6,6 +6,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "tests/cuda_emu/device_code.h"
@@ -36,8 +38,10 @@ struct Thread {
   ThreadState state = ThreadState::New;
   FiberPool::Fiber* fiber = nullptr;
   void* sanitizer = nullptr;
-  std::uint64_t loads = 0, stores = 0;
 };
+
+// An access of a warp: the instruction (of the host's program), which time a thread comes to it, and a sector.
+using Touched = std::tuple<const void*, std::uint64_t, std::uint64_t>;
 
 // A block's variable in shared memory, with nothing beside it. Under ThreadSanitizer unmapping forgets who touched it.
 class SharedVariable {
@@ -56,17 +60,16 @@ class SharedVariable {
   char* data_;
 };
 
-constexpr std::size_t kStaticShared = 48 << 10, kMostShared = 227 << 10;  // bytes of a block
-
 class Grid {
  public:
-  Grid(State& state, std::string name, dim3 grid, dim3 block, std::size_t shared_bytes,
+  Grid(State& state, std::string name, dim3 grid, dim3 block, std::size_t shared_bytes, std::size_t shared_limit,
        const std::function<void()>& body)
       : state_(state),
         name_(std::move(name)),
         grid_(grid),
         block_(block),
         dynamic_bytes_(shared_bytes),
+        shared_limit_(shared_limit),
         body_(body),
         counts_(state.ledger.kernels[name_]),
         threads_(std::size_t{block.x} * block.y * block.z),
@@ -81,7 +84,7 @@ class Grid {
   }
   void* shared_memory(const void* key, std::size_t bytes);
   void* dynamic_shared_memory();
-  void count_access(Access access, const void* data, std::size_t bytes);
+  void count_access(Access access, const void* data, std::size_t bytes, const void* instruction);
 
   // A finding, and the end of the launch.
   [[noreturn]] void fault(const std::string& text) {
@@ -114,13 +117,14 @@ class Grid {
   State& state_;
   std::string name_;
   dim3 grid_, block_;
-  std::size_t dynamic_bytes_;
+  std::size_t dynamic_bytes_, shared_limit_;
   const std::function<void()>& body_;
   KernelCounts& counts_;
   std::vector<Thread> threads_;
   std::vector<Exchange> warps_;
   std::vector<std::unique_ptr<SharedVariable>> shared_;
-  std::vector<std::vector<std::uint64_t>> loaded_, stored_;  // by warp: (number of the access, sector)
+  std::vector<std::vector<Touched>> loaded_, stored_;                      // by warp
+  std::vector<std::vector<std::pair<const void*, std::uint64_t>>> times_;  // by thread: it came to an instruction
   const std::vector<std::size_t>* order_ = nullptr;
   std::size_t next_ = 0;                                                // in *order_
   std::unique_ptr<char[]> orders_ = std::make_unique<char[]>(kOrders);  // of this launch alone

@@ -27,16 +27,19 @@ SharedVariable::~SharedVariable() {
 }
 
 void* Grid::shared_memory(const void* key, std::size_t bytes) {
-  std::size_t total = bytes;
+  std::size_t statics = key == this ? 0 : bytes;
   for (const auto& variable : shared_) {
     if (variable->key() == key) {
       acquire(variable->data());
       return variable->data();
     }
-    if (variable->key() != this) total += variable->bytes();
+    if (variable->key() != this) statics += variable->bytes();
   }
-  if (key != this && total > kStaticShared)
-    fault(fmt::format("{} bytes of static shared memory; a block has {}", total, kStaticShared));
+  if (statics > kStaticShared)
+    fault(fmt::format("{} bytes of static shared memory; a block has {}", statics, kStaticShared));
+  if (statics + dynamic_bytes_ > shared_limit_)
+    fault(fmt::format("{} bytes of static and {} of dynamic shared memory; a block of this launch has {}", statics,
+                      dynamic_bytes_, shared_limit_));
   return shared_.emplace_back(std::make_unique<SharedVariable>(key, bytes))->data();
 }
 
@@ -62,7 +65,7 @@ std::string Grid::fault_of(Access access, const void* data, std::size_t bytes) c
   return inside ? "" : fmt::format("out of bounds: {} bytes at the end of shared memory", bytes);
 }
 
-void Grid::count_access(Access access, const void* data, std::size_t bytes) {
+void Grid::count_access(Access access, const void* data, std::size_t bytes, const void* instruction) {
   static constexpr std::array<const char*, 3> kNames{"load", "store", "atomic"};
   if (const std::string wrong = fault_of(access, data, bytes); !wrong.empty())
     fault(fmt::format("{} in block ({}, {}, {}), thread {}: {}", kNames[static_cast<std::size_t>(access)],
@@ -70,18 +73,21 @@ void Grid::count_access(Access access, const void* data, std::size_t bytes) {
   if (!state_.on_device(data)) return;
   const std::uint64_t first = reinterpret_cast<std::uintptr_t>(data) / kSector,
                       last = (reinterpret_cast<std::uintptr_t>(data) + bytes - 1) / kSector;
-  const auto count = [&](std::int64_t& counted, std::uint64_t& accesses, std::vector<std::uint64_t>& sectors) {
+  auto& times = times_[static_cast<std::size_t>(this_thread->linear)];
+  auto time = std::find_if(times.begin(), times.end(), [&](const auto& t) { return t.first == instruction; });
+  if (time == times.end()) time = times.emplace(time, instruction, 0);
+  ++time->second;
+  const auto count = [&](std::int64_t& counted, std::vector<Touched>& sectors) {
     counted += static_cast<std::int64_t>(bytes);
-    const std::uint64_t number = accesses++;
-    for (std::uint64_t s = first; s <= last; ++s) sectors.push_back(number << 44 | s);
+    for (std::uint64_t s = first; s <= last; ++s) sectors.emplace_back(instruction, time->second, s);
   };
-  if (access != Access::Store) count(counts_.loaded, me().loads, loaded_[warp()]);
-  if (access != Access::Load) count(counts_.stored, me().stores, stored_[warp()]);
+  if (access != Access::Store) count(counts_.loaded, loaded_[warp()]);
+  if (access != Access::Load) count(counts_.stored, stored_[warp()]);
 }
 
 // Lanes that touch one sector in the same access move it once.
 void Grid::count_sectors() {
-  const auto distinct = [](std::vector<std::vector<std::uint64_t>>& warps) {
+  const auto distinct = [](std::vector<std::vector<Touched>>& warps) {
     std::int64_t n = 0;
     for (auto& sectors : warps) {
       std::sort(sectors.begin(), sectors.end());
@@ -93,8 +99,9 @@ void Grid::count_sectors() {
   counts_.stored_sectors += distinct(stored_);
 }
 
+// Load and store are inlined: where this returns to is the access in the kernel.
 void count_access(Access access, const void* data, std::size_t bytes) {
-  Grid::running().count_access(access, data, bytes);
+  Grid::running().count_access(access, data, bytes, __builtin_return_address(0));
 }
 void* shared_memory(const void* key, std::size_t bytes) { return Grid::running().shared_memory(key, bytes); }
 void* dynamic_shared_memory() { return Grid::running().dynamic_shared_memory(); }

@@ -209,6 +209,29 @@ TEST_F(KernelFaults, a_launch_that_does_not_fit_is_refused) {
   }
 }
 
+TEST_F(KernelFaults, dynamic_shared_memory_needs_a_limit_that_was_set_and_is_in_the_gpu) {
+  constexpr int kKiB = 1024;
+  share(y, 48 * kKiB, stream);
+  EXPECT_EQ(download(y, 1, stream)[0], 48 * kKiB / 4.0F);
+  EXPECT_THROW(share(y, 48 * kKiB + 4, stream), regather::Error);
+  EXPECT_TRUE(let_share(100 * kKiB));
+  share(y, 100 * kKiB, stream);
+  EXPECT_EQ(download(y, 1, stream)[0], 100 * kKiB / 4.0F);
+  EXPECT_THROW(share(y, 100 * kKiB + 4, stream), regather::Error);
+  EXPECT_FALSE(let_share(163 * kKiB + 4)) << "more than sm_80 has";
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidValue);
+}
+
+TEST_F(KernelFaults, static_and_dynamic_shared_memory_share_one_limit) {
+  share_with_static(y, 8 << 10, stream);
+  EXPECT_EQ(download(y, 1, stream)[0], 3.0F);
+  share_with_static(y, (8 << 10) + 4, stream);
+  cudaStreamSynchronize(stream);
+  expect_findings(machine,
+                  {"kernel share_with_static: 40960 bytes of static and 8196 of dynamic shared memory; a block "
+                   "of this launch has 49152"});
+}
+
 using KernelFaultsDeathTest = KernelFaults;
 TEST_F(KernelFaultsDeathTest, a_host_that_follows_a_device_pointer_dies) {
   cudaStreamSynchronize(stream);

@@ -47,6 +47,17 @@ bool exists(cudaEvent_t event, const char* who) {
   return event != nullptr;
 }
 
+// Empty if these bytes do not leave the block of pinned memory that they begin in.
+std::string fault_of_pinned(const void* data, std::size_t bytes) {
+  const auto& pinned = state().pinned;
+  const auto after = pinned.upper_bound(static_cast<const char*>(data));
+  if (after == pinned.begin()) return {};
+  const auto& [begin, size] = *std::prev(after);
+  const auto offset = static_cast<std::size_t>(static_cast<const char*>(data) - begin);
+  if (offset >= size || bytes <= size - offset) return {};
+  return fmt::format("out of bounds: {} bytes at offset {} of {} bytes of pinned memory", bytes, offset, size);
+}
+
 cudaError_t wait_for_stream(cudaStream_t stream, const char* who) {
   const auto last = stream->last;
   const bool done = state().wait_until([=] { return stream->done >= last; }, who);
@@ -67,6 +78,7 @@ extern "C" const char* cudaGetErrorName(cudaError_t error) {
     case cudaSuccess: return "cudaSuccess";
     case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
     case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
     case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
     case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
     case cudaErrorNotReady: return "cudaErrorNotReady";
@@ -78,8 +90,10 @@ extern "C" const char* cudaGetErrorString(cudaError_t error) {
     case cudaSuccess: return "no error";
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorInvalidValue: return "invalid argument";
     case cudaErrorLaunchFailure: return "unspecified launch failure";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorNotReady: return "device not ready";
     default: return "emulated error";
   }
@@ -104,9 +118,10 @@ API cudaDeviceSynchronize() {
   return result;
 }
 API cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
-  constexpr int kStaticLimit = 48 << 10;
-  if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value > kStaticLimit)
-    state().large_shared.insert(kernel);
+  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
+      static_cast<std::size_t>(value) > cuda_emu::kMostShared)
+    return failed(cudaErrorInvalidValue);
+  state().dynamic_shared_limits[kernel] = static_cast<std::size_t>(value);
   return cudaSuccess;
 }
 
@@ -189,6 +204,11 @@ API cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKin
   if ((!to_device && !s.is_pinned(to)) || (!from_device && !s.is_pinned(from)))
     s.report(
         fmt::format("copy {} of {} bytes with memory that is not pinned: it would wait for the device", name, bytes));
+  for (const void* end : {static_cast<const void*>(to), from})
+    if (const std::string fault = s.on_device(end) ? "" : fault_of_pinned(end, bytes); !fault.empty()) {
+      s.report(fmt::format("copy {}, {}: {}", name, end == to ? "target" : "source", fault));
+      return failed(cudaErrorInvalidValue);
+    }
   s.enqueue(stream, "copy " + name, [=, &s] {
     if (!s.check(to, bytes, "copy " + name + ", target") || !s.check(from, bytes, "copy " + name + ", source")) return;
     std::memcpy(to, from, bytes);
@@ -207,6 +227,13 @@ API cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t strea
   });
   return cudaSuccess;
 }
+API cudaMemset2DAsync(void* data, std::size_t pitch, int value, std::size_t width, std::size_t height,
+                      cudaStream_t stream) {
+  if (width > pitch) return failed(cudaErrorInvalidValue);
+  for (std::size_t row = 0; row < height; ++row)
+    cudaMemsetAsync(static_cast<char*>(data) + row * pitch, value, width, stream);
+  return cudaSuccess;
+}
 
 // ---- streams and events ---------------------------------------------------------------------------------------------
 
@@ -220,10 +247,7 @@ API cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return cudaSuccess;
 }
 API cudaStreamDestroy(cudaStream_t stream) {
-  wait_for_stream(stream, __func__);
-  std::erase(state().streams, stream);
-  if (stream->fiber) cuda_emu::delete_fiber(stream->fiber);
-  delete stream;
+  state().destroy(*stream);
   return cudaSuccess;
 }
 API cudaStreamSynchronize(cudaStream_t stream) { return wait_for_stream(stream, __func__); }
@@ -260,8 +284,8 @@ API cudaEventSynchronize(cudaEvent_t event) {
 }
 API cudaEventQuery(cudaEvent_t event) {
   if (!exists(event, __func__)) return failed(cudaErrorInvalidResourceHandle);
-  if (event->done < event->recorded) state().let_others_go_on();
-  if (event->done < event->recorded) return state().dead ? failed(cudaErrorLaunchFailure) : cudaErrorNotReady;
+  if (event->done < event->recorded && !state().poll(__func__)) return failed(cudaErrorLaunchFailure);
+  if (event->done < event->recorded) return cudaErrorNotReady;
   cuda_emu::acquire(event);
   return cudaSuccess;
 }

@@ -122,6 +122,40 @@ TEST(Streams, one_seed_is_one_interleaving) {
   EXPECT_NE(order(5), order(6));
 }
 
+TEST(Streams, a_destroyed_one_runs_what_it_has_and_takes_nothing_more) {
+  Machine machine({.seed = 1});  // nothing runs before the host waits
+  const cudaStream_t stream = new_stream();
+  float *x = on_device(4), *y = pinned(4);
+  upload(x, counting(4), 4, stream);
+  ok(cudaMemcpyAsync(y, x, 4 * sizeof(float), cudaMemcpyDeviceToHost, stream));
+  ok(cudaStreamDestroy(stream));
+  EXPECT_EQ(machine.ledger().copies.size(), 0U) << "it waited";
+  add_one(x, 4, stream);
+  expect_findings(machine, {"kernel add_one on a stream that does not exist"});
+  ok(cudaDeviceSynchronize());
+  EXPECT_EQ(std::vector<float>(y, y + 4), counted<float>(4));
+}
+
+TEST(Streams, a_host_that_polls_for_ever_is_ended) {
+  Machine machine;
+  const cudaStream_t stream = new_stream();
+  const cudaEvent_t event = new_event();
+  ncclUniqueId id;
+  ncclGetUniqueId(&id);
+  ncclComm_t comm = nullptr;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclCommInitRankConfig(&comm, 2, id, 0, &config);
+  ncclAllGather(on_device(2), on_device(4), 2, ncclFloat32, comm, stream);
+  ok(cudaEventRecord(event, stream));
+  cudaError_t status = cudaErrorNotReady;
+  while (status == cudaErrorNotReady) status = cudaEventQuery(event);
+  EXPECT_EQ(status, cudaErrorLaunchFailure);
+  expect_findings(machine,
+                  {"deadlock: the host waits in cudaEventQuery; device 0 stream 0 is at AllGather of fp32 x 2"});
+  ncclCommAbort(comm);
+}
+
 TEST(Streams, the_legacy_default_stream_is_a_finding) {
   Machine machine;
   add_one(on_device(4), 4, nullptr);
@@ -190,6 +224,14 @@ TEST_F(Memory, a_copy_past_the_end_is_found) {
   upload(x, counting(5), 5, stream);
   cudaStreamSynchronize(stream);
   expect_findings(machine, {"copy host to device, target: out of bounds: 20 bytes at offset 0 of allocation 0"});
+}
+
+TEST_F(Memory, a_copy_past_the_end_of_pinned_memory_is_found) {
+  float *x = on_device(5), *host = counting(4);
+  EXPECT_EQ(cudaMemcpyAsync(x, host, 20, cudaMemcpyHostToDevice, stream), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemcpyAsync(host + 3, x, 8, cudaMemcpyDeviceToHost, stream), cudaErrorInvalidValue);
+  expect_findings(machine, {"copy host to device, source: out of bounds: 20 bytes at offset 0 of 16 bytes of pinned",
+                            "copy device to host, target: out of bounds: 8 bytes at offset 12 of 16 bytes of pinned"});
 }
 
 TEST_F(Memory, freed_in_stream_order_it_is_usable_before_and_not_after) {

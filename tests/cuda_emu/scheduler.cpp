@@ -43,12 +43,13 @@ Host& State::host() { return this_host ? *this_host : main_; }
 // ---- streams --------------------------------------------------------------------------------------------------------
 
 void State::enqueue(cudaStream_t stream, std::string name, std::function<void()> run, std::function<bool()> ready) {
-  if (!stream || std::find(streams.begin(), streams.end(), stream) == streams.end()) {
+  if (!stream || std::find(streams.begin(), streams.end(), stream) == streams.end() || stream->destroyed) {
     report(fmt::format("{} on {}", name, stream ? "a stream that does not exist" : "the legacy default stream"));
     return;
   }
   Task task{++sequence, std::move(name), std::move(run), std::move(ready), std::make_shared<char>()};
   release(task.enqueued.get());
+  vain_polls = 0;
   stream->last = task.sequence;
   stream->tasks.push_back(std::move(task));
   const std::uint64_t way = options.seed % kWays;
@@ -83,11 +84,28 @@ void State::run_task(CUstream_st& stream) {
   task.ready = nullptr;
   release(&stream);
   switch_fiber(here);
+  if (stream.destroyed && stream.tasks.empty()) retire(stream);
+}
+
+void State::destroy(CUstream_st& stream) {
+  stream.destroyed = true;
+  if (stream.tasks.empty()) retire(stream);
+}
+
+// Whoever waits for its last task may still look at it.
+void State::retire(CUstream_st& stream) {
+  std::erase(streams, &stream);
+  if (stream.fiber) delete_fiber(stream.fiber);
+  stream.fiber = nullptr;
+  retired_streams.emplace_back(&stream);
 }
 
 bool State::step() {
   CUstream_st* stream = pick();
-  if (stream) run_task(*stream);
+  if (stream) {
+    vain_polls = 0;
+    run_task(*stream);
+  }
   return stream != nullptr;
 }
 
@@ -129,6 +147,17 @@ void State::let_others_go_on() {
   step();
   const std::vector<Host*> others = this_host ? runnable_hosts() : std::vector<Host*>{};
   if (!others.empty()) hand_over(*others[draw(others.size())]);
+}
+
+bool State::poll(const std::string& who) {
+  constexpr std::int64_t kMostVainPolls = 100'000;
+  if (!dead && ++vain_polls > kMostVainPolls) {
+    host().waits_in = who;
+    give_up(who);
+  }
+  if (dead) return false;
+  let_others_go_on();
+  return true;
 }
 
 // Nothing can run any more: says who waits for what, and ends all waiting.

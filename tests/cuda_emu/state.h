@@ -8,12 +8,15 @@
 #include <mutex>
 #include <optional>
 #include <random>
-#include <set>
 #include <utility>
 
 #include "tests/cuda_emu/machine.h"
 
 namespace cuda_emu {
+
+// Bytes of shared memory of a block: without asking, and what a launch may ask for on sm_80, the smallest of the GPUs
+// that are built for.
+constexpr std::size_t kStaticShared = 48 << 10, kMostShared = 163 << 10;
 
 class Meetings;   // of NCCL's communicators; collectives.cpp
 class FiberPool;  // stacks for the threads of kernels; grid.cpp
@@ -35,6 +38,7 @@ struct CUstream_st {
   std::uint64_t last = 0, done = 0;  // sequence numbers
   std::uint64_t priority = 0;
   void* fiber = nullptr;
+  bool destroyed = false;  // it takes nothing more; what it has still runs
 };
 struct CUevent_st {
   std::uint64_t recorded = 0, done = 0;  // counts of records
@@ -100,11 +104,12 @@ struct State {
   Ledger ledger;
   std::vector<std::unique_ptr<DeviceMemory>> devices;
   std::map<const char*, std::size_t> pinned;
-  std::set<const void*> large_shared;  // kernels that may have more than 48 KiB of dynamic shared memory
+  std::map<const void*, std::size_t> dynamic_shared_limits;  // of kernels for which one was set
   std::unique_ptr<FiberPool> fibers;
   std::unique_ptr<Meetings> meetings;
   std::optional<std::pair<int, std::int64_t>> failing_collective;
   std::vector<std::unique_ptr<CUevent_st>> retired_events;
+  std::vector<std::unique_ptr<CUstream_st>> retired_streams;
 
   void report(std::string finding) { findings.push_back(std::move(finding)); }
   std::uint64_t draw(std::uint64_t below) { return random() % below; }
@@ -117,9 +122,11 @@ struct State {
 
   // Streams and time.
   void enqueue(cudaStream_t stream, std::string name, std::function<void()> run, std::function<bool()> ready = {});
+  void destroy(CUstream_st& stream);                                            // when its tasks have run
   bool step();                                                                  // runs one task; false: none can run
   bool wait_until(const std::function<bool()>& ready, const std::string& who);  // false: it never will (a finding)
   void let_others_go_on();
+  bool poll(const std::string& who);  // lets others go on; false: that has been in vain too often (a finding)
   Host& host();
   void hand_over(Host& to);
   std::vector<Host*> runnable_hosts();
@@ -129,11 +136,13 @@ struct State {
   std::vector<CUstream_st*> streams;
   std::uint64_t sequence = 0;
   int next_stream = 0;
-  bool dead = false;  // after a deadlock nothing waits any more
+  std::int64_t vain_polls = 0;  // since anything was enqueued or ran
+  bool dead = false;            // after a deadlock nothing waits any more
 
  private:
   CUstream_st* pick();
   void run_task(CUstream_st& stream);
+  void retire(CUstream_st& stream);
   void give_up(const std::string& who);
 
   Host main_;
