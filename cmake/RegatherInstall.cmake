@@ -13,9 +13,14 @@ foreach(layer ${layers})
           PATTERN "main" EXCLUDE PATTERN "kernels" EXCLUDE PATTERN "cuda" EXCLUDE PATTERN "mpi_*" EXCLUDE PATTERN "*_parts.h" EXCLUDE)  # of one source's or backend's own
 endforeach()
 add_library(regather::train ALIAS regather_launcher)
+if(REGATHER_CUDA)
+  set_target_properties(regather_cuda PROPERTIES EXPORT_NAME cuda)
+  install(TARGETS regather_cuda EXPORT Regather ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+endif()
 
 install(EXPORT Regather NAMESPACE regather:: FILE RegatherTargets.cmake DESTINATION "${package_dir}")
 set(REGATHER_WITH_MPI "${MPI_CXX_FOUND}")
+set(REGATHER_WITH_CUDA "${REGATHER_CUDA}")
 configure_package_config_file("${CMAKE_CURRENT_LIST_DIR}/RegatherConfig.cmake.in" "${CMAKE_BINARY_DIR}/RegatherConfig.cmake"
                               INSTALL_DESTINATION "${package_dir}")
 write_basic_package_version_file("${CMAKE_BINARY_DIR}/RegatherConfigVersion.cmake" COMPATIBILITY SameMinorVersion)

@@ -104,4 +104,8 @@ class CpuDevice final : public Device {
   std::unique_ptr<CopyThread> to_host_, to_device_;  // started when they are first asked
 };
 
+// The index-th GPU of this machine (tensor/cuda/device.h). Throws UsageError in a build without CUDA, and with the
+// driver's word where there is no such GPU.
+std::unique_ptr<Device> make_cuda_device(int index, std::int64_t limit);
+
 }  // namespace regather

@@ -53,31 +53,34 @@ void CudaOps::throw_faults() {
 
 // cuBLAS is column-major: a row-major matrix is its transpose there, and C^T = op(B)^T op(A)^T.
 void CudaOps::gemm(Layout a_layout, Layout b_layout, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
-                   const float* b, float* c, Into into) {
+                   const float* b, float* c, Into into, RowStrides strides, float scale) {
   if (m == 0 || n == 0) return;
+  const bool a_plain = a_layout == Layout::Plain, b_plain = b_layout == Layout::Plain;
+  const std::int64_t a_stride = strides.a != 0 ? strides.a : a_plain ? k : m, c_stride = strides.c != 0 ? strides.c : n;
   if (k == 0) {
     if (into == Into::Write)
-      check_status(cudaMemsetAsync(c, 0, static_cast<std::size_t>(m * n) * sizeof(float), stream_), "cudaMemsetAsync");
+      check_status(cudaMemset2DAsync(c, static_cast<std::size_t>(c_stride) * sizeof(float), 0,
+                                     static_cast<std::size_t>(n) * sizeof(float), static_cast<std::size_t>(m), stream_),
+                   "cudaMemset2DAsync");
     return;
   }
-  const bool a_plain = a_layout == Layout::Plain, b_plain = b_layout == Layout::Plain;
-  const float one = 1.0F, beta = into == Into::Add ? 1.0F : 0.0F;
+  const float beta = into == Into::Add ? 1.0F : 0.0F;
   check_status(cublasGemmEx_64(blas_, b_plain ? CUBLAS_OP_N : CUBLAS_OP_T, a_plain ? CUBLAS_OP_N : CUBLAS_OP_T, n, m, k,
-                               &one, b, CUDA_R_32F, b_plain ? n : k, a, CUDA_R_32F, a_plain ? k : m, &beta, c,
-                               CUDA_R_32F, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+                               &scale, b, CUDA_R_32F, b_plain ? n : k, a, CUDA_R_32F, a_stride, &beta, c, CUDA_R_32F,
+                               c_stride, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
                "cublasGemmEx");
 }
 void CudaOps::gemm_nt(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
-                      Into into) {
-  gemm(Layout::Plain, Layout::Transposed, m, n, k, a, b, c, into);
+                      Into into, RowStrides strides, float scale) {
+  gemm(Layout::Plain, Layout::Transposed, m, n, k, a, b, c, into, strides, scale);
 }
 void CudaOps::gemm_nn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
-                      Into into) {
-  gemm(Layout::Plain, Layout::Plain, m, n, k, a, b, c, into);
+                      Into into, RowStrides strides, float scale) {
+  gemm(Layout::Plain, Layout::Plain, m, n, k, a, b, c, into, strides, scale);
 }
 void CudaOps::gemm_tn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
-                      Into into) {
-  gemm(Layout::Transposed, Layout::Plain, m, n, k, a, b, c, into);
+                      Into into, RowStrides strides, float scale) {
+  gemm(Layout::Transposed, Layout::Plain, m, n, k, a, b, c, into, strides, scale);
 }
 
 }  // namespace regather::cuda

@@ -27,12 +27,12 @@ class CudaOps final : public GpuOps {
   CudaOps(const CudaOps&) = delete;
   CudaOps& operator=(const CudaOps&) = delete;
 
-  void gemm_nt(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
-               Into into) override;
-  void gemm_nn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
-               Into into) override;
-  void gemm_tn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
-               Into into) override;
+  void gemm_nt(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c, Into into,
+               RowStrides strides, float scale) override;
+  void gemm_nn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c, Into into,
+               RowStrides strides, float scale) override;
+  void gemm_tn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c, Into into,
+               RowStrides strides, float scale) override;
   void add(float* y, const float* a, const float* b, std::int64_t n) override;
   void fill_rows(float* y, const float* row, std::int64_t rows, std::int64_t cols) override;
   void add_column_sums(float* sums, const float* x, std::int64_t rows, std::int64_t cols) override;
@@ -70,7 +70,7 @@ class CudaOps final : public GpuOps {
  private:
   enum class Layout { Plain, Transposed };
   void gemm(Layout a_layout, Layout b_layout, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
-            const float* b, float* c, Into into);
+            const float* b, float* c, Into into, RowStrides strides, float scale);
   template <class T>
   T* scratch(std::int64_t n) {  // n elements
     require_at_most("scratch bytes of one operation", n * static_cast<std::int64_t>(sizeof(T)), scratch_.bytes());

@@ -71,13 +71,14 @@ struct CudaDevice::Parts {
   cuda::CudaOps ops;
 };
 
-int count_cuda_devices() {
+std::unique_ptr<Device> make_cuda_device(int index, std::int64_t limit) {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess || count == 0)
     throw UsageError(
         fmt::format("device: cuda: {}", status == cudaSuccess ? "there is no GPU" : cudaGetErrorString(status)));
-  return count;
+  if (index >= count) throw UsageError(fmt::format("device: cuda: GPU {} of {}", index, count));
+  return std::make_unique<CudaDevice>(index, limit);
 }
 
 CudaDevice::CudaDevice(int index, std::int64_t limit, std::int64_t staging_bytes)

@@ -15,9 +15,6 @@ namespace cuda {
 class Streams;
 }
 
-// How many GPUs there are; throws UsageError with the driver's word if there is none.
-int count_cuda_devices();
-
 class CudaDevice final : public Device {
  public:
   // index: which of the machine's GPUs. limit: bytes of all tags except Host; 0: none. staging_bytes: pinned memory

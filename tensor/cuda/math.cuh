@@ -22,7 +22,9 @@ struct DeviceMask {
   }
   // What element e of the b-th sequence is multiplied by.
   __device__ __forceinline__ float factor(std::uint64_t b, std::uint64_t e) const {
-    return quad(b, e / 4)[e % 4] < threshold ? 0.0F : scale;
+    const PhiloxBlock words = quad(b, e / 4);  // an index would put them into memory
+    const std::uint32_t low = (e & 1) != 0 ? words[1] : words[0], high = (e & 1) != 0 ? words[3] : words[2];
+    return ((e & 2) != 0 ? high : low) < threshold ? 0.0F : scale;
   }
 };
 

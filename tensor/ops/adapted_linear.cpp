@@ -7,10 +7,44 @@
 #include <algorithm>
 
 #include "tensor/ops/gemm.h"
+#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/parallel.h"
 
 namespace regather {
 namespace {
+
+// On a GPU, or by the library of a CPU. scaled: the product times by, into a matrix of its own.
+struct Products {
+  GpuOps* gpu;
+  void nt(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c, Into into,
+          RowStrides strides) const {
+    gpu ? gpu->gemm_nt(m, n, k, a, b, c, into, strides) : gemm_nt(m, n, k, a, b, c, into, strides);
+  }
+  void nn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c, Into into) const {
+    gpu ? gpu->gemm_nn(m, n, k, a, b, c, into) : gemm_nn(m, n, k, a, b, c, into);
+  }
+  void tn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c, Into into,
+          RowStrides strides = {}) const {
+    gpu ? gpu->gemm_tn(m, n, k, a, b, c, into, strides) : gemm_tn(m, n, k, a, b, c, into, strides);
+  }
+  void scaled_nt(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
+                 float by) const {
+    if (gpu) return gpu->gemm_nt(m, n, k, a, b, c, Into::Write, {}, by);
+    gemm_nt(m, n, k, a, b, c, Into::Write);
+    scale(c, m * n, by);
+  }
+  void scaled_nn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
+                 RowStrides strides, float by) const {
+    if (gpu) return gpu->gemm_nn(m, n, k, a, b, c, Into::Write, strides, by);
+    gemm_nn(m, n, k, a, b, c, Into::Write, strides);
+    scale(c, m * n, by);
+  }
+  static void scale(float* x, std::int64_t n, float by) {
+    parallel_blocks(n, kElementGrain, [&](auto begin, auto end) {
+      for (auto i = begin; i < end; ++i) x[i] *= by;
+    });
+  }
+};
 
 class AdaptedLinear final : public Op {
  public:
@@ -74,18 +108,20 @@ class AdaptedLinear final : public Op {
   void forward(const Call& call) const override {
     base_->forward(call);
     const Sizes s(call.in[0].shape().rows(), call.param_shape(0));
+    const Products products{call.device.gpu()};
     for (std::size_t k = 0; k < adapters_.size(); ++k) {
       const Adapter& a = adapters_[k];
       const std::int64_t rank = call.param_shape(down(k)).dim(0);
       scaled_low(call, k, rank, call.workspace);
-      gemm_nt(s.rows, a.rows, rank, call.workspace, call.param(down(k) + 1), call.out[0].fresh() + a.first, Into::Add,
-              {.c = s.out});
+      products.nt(s.rows, a.rows, rank, call.workspace, call.param(down(k) + 1), call.out[0].fresh() + a.first,
+                  Into::Add, {.c = s.out});
     }
   }
 
   void backward(const BackwardCall& call) const override {
     base_->backward(call);
     const Sizes s(call.dout[0].shape().rows(), call.param_shape(0));
+    const Products products{call.device.gpu()};
     for (std::size_t k = 0; k < adapters_.size(); ++k) {
       const Adapter& a = adapters_[k];
       const std::int64_t rank = call.param_shape(down(k)).dim(0);
@@ -93,14 +129,13 @@ class AdaptedLinear final : public Op {
       float *u = call.workspace, *v = call.workspace + s.rows * rank;
       if (float* dup = call.dparam(down(k) + 1)) {
         scaled_low(call, k, rank, u);
-        gemm_tn(a.rows, rank, s.rows, dy, u, dup, Into::Add, {.a = s.out});
+        products.tn(a.rows, rank, s.rows, dy, u, dup, Into::Add, {.a = s.out});
       }
       float* ddown = call.dparam(down(k));
       if (!ddown && !call.din[0]) continue;
-      gemm_nn(s.rows, rank, a.rows, dy, call.param(down(k) + 1), v, Into::Write, {.a = s.out});
-      scale(v, s.rows * rank, a.scale);
-      if (ddown) gemm_tn(rank, s.in, s.rows, v, call.in[0].data(), ddown, Into::Add);
-      if (call.din[0]) gemm_nn(s.rows, s.in, rank, v, call.param(down(k)), call.din[0].fresh(), Into::Add);
+      products.scaled_nn(s.rows, rank, a.rows, dy, call.param(down(k) + 1), v, {.a = s.out}, a.scale);
+      if (ddown) products.tn(rank, s.in, s.rows, v, call.in[0].data(), ddown, Into::Add);
+      if (call.din[0]) products.nn(s.rows, s.in, rank, v, call.param(down(k)), call.din[0].fresh(), Into::Add);
     }
   }
 
@@ -113,16 +148,11 @@ class AdaptedLinear final : public Op {
     return {.inputs = needs.inputs, .params = needs.params & ((Set{1} << first_) - 1)};
   }
   std::size_t down(std::size_t k) const { return first_ + 2 * k; }
-  static void scale(float* x, std::int64_t n, float by) {
-    parallel_blocks(n, kElementGrain, [&](auto begin, auto end) {
-      for (auto i = begin; i < end; ++i) x[i] *= by;
-    });
-  }
   // s x A^T
   void scaled_low(const Call& call, std::size_t k, std::int64_t rank, float* u) const {
     const Tensor& x = call.in[0];
-    gemm_nt(x.shape().rows(), rank, x.shape().cols(), x.data(), call.param(down(k)), u, Into::Write);
-    scale(u, x.shape().rows() * rank, adapters_[k].scale);
+    const Products products{call.device.gpu()};
+    products.scaled_nt(x.shape().rows(), rank, x.shape().cols(), x.data(), call.param(down(k)), u, adapters_[k].scale);
   }
 
   std::unique_ptr<const Op> base_;

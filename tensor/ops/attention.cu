@@ -1,8 +1,9 @@
 // Causal attention in tiles, fp32; no T x T matrix. With H heads of size D: forward 2 H T^2 D flops (two products, half
 // of each masked), backward 7 products, since two kernels recompute the scores: one for dq and one for dk and dv, so
-// that every sum has one owner and one order. Bytes moved: forward reads q once and k, v once a tile of queries, T / 64
-// times 8 T D bytes a head (mostly from the cache), writes 4 T D; backward about four times that. Limiter: fp32
-// arithmetic out of shared memory (no tensor cores). Scores are in units of log 2.
+// that every sum has one owner and one order. Bytes moved, a head: forward reads q once, and k and v once for each tile
+// of queries that sees them, 4 T D (T / 64 + 1) bytes in all (mostly from the cache), writes 4 T D; the kernel for dq
+// reads dy in addition, that for dk and dv reads q and dy where the others read k and v. Limiter: fp32 arithmetic out
+// of shared memory (no tensor cores). Scores are in units of log 2.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -117,7 +118,7 @@ struct ForwardShared {
 };
 
 template <int kD, int kT, bool kAligned>
-__global__ void __launch_bounds__(kThreads) attention_kernel(Task a) {
+__global__ void __launch_bounds__(kThreads, kD <= 64 ? 2 : 1) attention_kernel(Task a) {
   constexpr int kN = kT / kSide, kC = kD / kSide;
   auto& s = *dynamic_shared<ForwardShared<kD, kT>>();
   const int x = static_cast<int>(threadIdx.x) % kSide, y = static_cast<int>(threadIdx.x) / kSide;
@@ -247,7 +248,7 @@ __device__ __forceinline__ void share(Tile<kT, kT>& tile, const Block<kT / kSide
 }
 
 template <int kD, int kT, bool kAligned>
-__global__ void __launch_bounds__(kThreads) attention_dq_kernel(Task a) {
+__global__ void __launch_bounds__(kThreads, 1) attention_dq_kernel(Task a) {
   constexpr int kN = kT / kSide, kC = kD / kSide;
   auto& s = *dynamic_shared<BackwardShared<kD, kT>>();
   const int x = static_cast<int>(threadIdx.x) % kSide, y = static_cast<int>(threadIdx.x) / kSide;
@@ -272,7 +273,7 @@ __global__ void __launch_bounds__(kThreads) attention_dq_kernel(Task a) {
 }
 
 template <int kD, int kT, bool kAligned>
-__global__ void __launch_bounds__(kThreads) attention_dkv_kernel(Task a) {
+__global__ void __launch_bounds__(kThreads, 1) attention_dkv_kernel(Task a) {
   constexpr int kN = kT / kSide, kC = kD / kSide;
   auto& s = *dynamic_shared<BackwardShared<kD, kT>>();
   const int x = static_cast<int>(threadIdx.x) % kSide, y = static_cast<int>(threadIdx.x) / kSide;

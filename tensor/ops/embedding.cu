@@ -29,10 +29,10 @@ __global__ void __launch_bounds__(kQuadThreads) embedding_kernel(EmbeddingTask a
   if (token >= 0 && token < a.vocab) {
     value = load_quad<kAligned>(a.table + token * a.cols, i, a.cols);
   } else if (i == 0 && atomicCAS(&a.fault->kind, 0, static_cast<int>(kTokenOutsideVocabulary)) == 0) {
-    a.fault->value = token;
-    a.fault->first = static_cast<std::int32_t>(n / a.length);
-    a.fault->second = static_cast<std::int32_t>(n % a.length);
-    a.fault->limit = static_cast<std::int32_t>(a.vocab);
+    store(&a.fault->value, token);
+    store(&a.fault->first, static_cast<std::int32_t>(n / a.length));
+    store(&a.fault->second, static_cast<std::int32_t>(n % a.length));
+    store(&a.fault->limit, static_cast<std::int32_t>(a.vocab));
   }
   if (a.positions) {
     const Float4 position = load_quad<kAligned>(a.positions + n % a.length * a.cols, i, a.cols);

@@ -26,13 +26,13 @@ class GpuOps {
  public:
   virtual ~GpuOps() = default;
 
-  // Matrix products as in tensor/ops/gemm.h.
+  // Matrix products as in tensor/ops/gemm.h, times scale.
   virtual void gemm_nt(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
-                       Into into) = 0;
+                       Into into, RowStrides strides = {}, float scale = 1) = 0;
   virtual void gemm_nn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
-                       Into into) = 0;
+                       Into into, RowStrides strides = {}, float scale = 1) = 0;
   virtual void gemm_tn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
-                       Into into) = 0;
+                       Into into, RowStrides strides = {}, float scale = 1) = 0;
 
   virtual void add(float* y, const float* a, const float* b, std::int64_t n) = 0;  // y may be a or b
   virtual void fill_rows(float* y, const float* row, std::int64_t rows, std::int64_t cols) = 0;

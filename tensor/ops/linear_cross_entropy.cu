@@ -47,9 +47,9 @@ __global__ void __launch_bounds__(kThreads) token_losses_kernel(LossTask a) {
     if (threadIdx.x == 0) {
       store(a.losses + r, 0.0F);
       if (target != -1 && atomicCAS(&a.fault->kind, 0, static_cast<int>(kTargetOutsideVocabulary)) == 0) {
-        a.fault->value = target;
-        a.fault->first = static_cast<std::int32_t>(r);
-        a.fault->limit = static_cast<std::int32_t>(a.vocab);
+        store(&a.fault->value, target);
+        store(&a.fault->first, static_cast<std::int32_t>(r));
+        store(&a.fault->limit, static_cast<std::int32_t>(a.vocab));
       }
     }
     if (a.weights) for_each_logit<kQuads, true>(row, a.vocab, [](std::int64_t, float) { return 0.0F; });

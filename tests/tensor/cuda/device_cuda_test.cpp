@@ -5,42 +5,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <numeric>
-#include <random>
 
 #include "tensor/block.h"
+#include "tensor/ops/dropout.h"
 #include "tensor/ops/embedding.h"
 #include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/linear_cross_entropy.h"
 #include "tensor/ops/optimizer.h"
 #include "tests/cuda_emu/machine.h"
+#include "tests/tensor/cuda/on_device.h"
 #include "tests/tensor/ops/op_case.h"
 
 namespace regather::testing {
 namespace {
 
 const std::vector<std::string> kNone{};
-
-std::vector<float> numbers(std::int64_t n, unsigned seed = 1) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> x(static_cast<std::size_t>(n));
-  for (float& v : x) v = normal(random);
-  return x;
-}
-std::int64_t bytes_of(const std::vector<float>& x) { return static_cast<std::int64_t>(x.size() * sizeof(float)); }
-
-Buffer on_device(Device& device, const std::vector<float>& x, Stream stream = Stream::Compute) {
-  Buffer buffer(device.memory, bytes_of(x), Tag::Workspace);
-  device.write(stream, buffer.data(), x.data(), buffer.bytes());
-  return buffer;
-}
-std::vector<float> on_host(Device& device, const Buffer& buffer, Stream stream = Stream::Compute) {
-  std::vector<float> x(static_cast<std::size_t>(buffer.bytes()) / sizeof(float));
-  device.read(stream, x.data(), buffer.data(), buffer.bytes());
-  return x;
-}
 
 class CudaDevices : public ::testing::Test {
  protected:
@@ -75,6 +54,16 @@ TEST_F(CudaDevices, count_by_tag_and_refuse_over_the_limit) {
   EXPECT_EQ(device.memory.live_total(), fixed);
 }
 
+TEST_F(CudaDevices, that_do_not_exist_are_named) {
+  EXPECT_EQ(make_cuda_device(1, 0)->kind(), DeviceKind::Cuda);
+  expect_error([] { make_cuda_device(2, 0); }, {"device: cuda: GPU 2 of 2"});
+}
+
+TEST(CudaDevice, says_the_drivers_word_where_there_is_none) {
+  const cuda_emu::Machine machine({.devices = 0});
+  expect_error([] { make_cuda_device(0, 0); }, {"device: cuda: no CUDA-capable device is detected"});
+}
+
 TEST_F(CudaDevices, say_when_the_gpu_has_no_more) {
   CudaDevice device(0);
   expect_error([&] { Buffer(device.memory, std::int64_t{1} << 30, Tag::Activations); },
@@ -97,6 +86,7 @@ TEST_F(CudaDevices, memory_is_freed_in_the_order_of_compute) {
 TEST_F(CudaDevices, pinned_blocks_are_used_again_only_after_all_streams_have_passed) {
   CudaDevice device(0);
   const Buffer target(device.memory, 4096, Tag::Workspace);
+  device.wait(Stream::ToDevice, device.record(Stream::Compute));
   for (int i = 0; i < 20; ++i) {
     const Buffer from(device.memory, 4096, Tag::Host);
     std::fill_n(from.data<float>(), 1024, static_cast<float>(i));
@@ -140,39 +130,36 @@ TEST_F(CudaDevices, step_the_optimizer_as_the_cpu_does) {
   expect_close(on_host(device, dm), m);
 }
 
+TEST_F(CudaDevices, drop_what_the_cpu_drops) {
+  CudaDevice device(0);
+  for (const Shape& shape : {Shape{3, 11, 64}, Shape{2, 7, 5}, Shape{1, 1, 4099}}) {
+    const OpCase c = {.name = "", .inputs = {{shape}}, .params = {}, .apply = [](regather::Run& run, const auto& a) {
+                        return dropout(run, a[0], 0.3F);
+                      }};
+    const Result cuda = run(c, device), cpu = run(c);
+    EXPECT_TRUE(same_bits(cuda.y, cpu.y)) << shape.to_string();
+    EXPECT_TRUE(same_bits(cuda.din[0], cpu.din[0])) << shape.to_string();
+  }
+}
+
+TEST_F(CudaDevices, report_a_target_outside_the_vocabulary) {
+  CudaDevice device(0);
+  const OpCase c = {
+      .name = "",
+      .inputs = {{{2, 3, 4}}, {{2, 3}, DType::I32, 8, 9}},
+      .params = {{8, 4}},
+      .apply = [](regather::Run& run, const Activations& a) { return linear_cross_entropy(run, a[0], a[1], 0); }};
+  expect_error([&] { evaluate(c, device); }, {"linear_cross_entropy: target 8 in row", "[0, 8)"});
+}
+
 TEST_F(CudaDevices, report_a_token_outside_the_vocabulary) {
   CudaDevice device(0);
   const OpCase c = {.name = "",
                     .inputs = {{{2, 3}, DType::I32, 9, 10}},
                     .params = {{8, 4}},
-                    .apply = [](Run& run, const Activations& a) { return embedding(run, a[0], 0, -1); }};
+                    .apply = [](regather::Run& run, const Activations& a) { return embedding(run, a[0], 0, -1); }};
   expect_error([&] { evaluate(c, device); },
                {"embedding: token 9 at sequence 0, position 0 is outside the vocabulary [0, 8)"});
-}
-
-TEST_F(CudaDevices, move_the_bytes_that_their_formulas_say) {
-  CudaDevice device(0);
-  GpuOps& gpu = *device.gpu();
-  constexpr std::int64_t kN = 4096, kRows = 16, kCols = 256;
-  const Buffer x = on_device(device, numbers(kN)), y = on_device(device, numbers(kN)),
-               z = on_device(device, numbers(kN)), gain = on_device(device, numbers(kCols));
-  gpu.add(z.data<float>(), x.data<float>(), y.data<float>(), kN);
-  gpu.gelu(z.data<float>(), x.data<float>(), kN);
-  gpu.gelu_backward(z.data<float>(), x.data<float>(), y.data<float>(), kN);
-  gpu.rms_norm(z.data<float>(), x.data<float>(), gain.data<float>(), kRows, kCols, 1e-5F);
-  on_host(device, z);
-  const auto expect_moved = [&](const char* kernel, std::int64_t loaded, std::int64_t stored) {
-    const cuda_emu::KernelCounts& counts = machine.ledger().kernels.at(kernel);
-    EXPECT_EQ(counts.launches, 1) << kernel;
-    EXPECT_EQ(counts.loaded, 4 * loaded) << kernel;
-    EXPECT_EQ(counts.stored, 4 * stored) << kernel;
-    EXPECT_EQ(counts.loaded_sectors, loaded / 8) << kernel << ": accesses are not coalesced";
-    EXPECT_EQ(counts.stored_sectors, stored / 8) << kernel << ": accesses are not coalesced";
-  };
-  expect_moved("add", 2 * kN, kN);
-  expect_moved("gelu", kN, kN);
-  expect_moved("gelu_backward", 2 * kN, kN);
-  expect_moved("rms_norm", kN + kRows * kCols, kN);
 }
 
 }  // namespace

@@ -60,13 +60,13 @@ OpCase attention_case(std::string name, Sizes n) {
 // Tiles are 96 x 96 tokens: lengths on both sides of that, and of the blocks inside.
 INSTANTIATE_TEST_SUITE_P(
     Attention, OpCases,
-    ::testing::Values(attention_case("one_token", {2, 1, 2, 2, 8}), attention_case("short", {2, 7, 2, 2, 16}),
-                      attention_case("odd_head", {1, 33, 3, 3, 10}), attention_case("one_tile", {1, 96, 1, 1, 32}),
-                      attention_case("three_tiles", {1, 200, 2, 2, 16}),
-                      attention_case("wide_head", {1, 100, 1, 1, 80}), attention_case("grouped", {2, 98, 4, 2, 8}),
-                      attention_case("one_kv_head", {1, 40, 6, 1, 16}),
-                      attention_case("dropout", {2, 13, 2, 1, 8, 0.3F}),
-                      attention_case("dropout_tiles", {2, 107, 2, 2, 8, 0.2F})),
+    ::testing::Values(
+        attention_case("one_token", {2, 1, 2, 2, 8}), attention_case("short", {2, 7, 2, 2, 16}),
+        attention_case("odd_head", {1, 33, 3, 3, 10}), attention_case("one_tile", {1, 96, 1, 1, 32}),
+        attention_case("three_tiles", {1, 200, 2, 2, 16}), attention_case("wide_head", {1, 100, 1, 1, 80}),
+        attention_case("grouped", {2, 98, 4, 2, 8}), attention_case("one_kv_head", {1, 40, 6, 1, 16}),
+        attention_case("dropout", {2, 13, 2, 1, 8, 0.3F}), attention_case("dropout_tiles", {2, 107, 2, 2, 8, 0.2F}),
+        attention_case("usual_head", {1, 70, 2, 1, 64, 0.1F}), attention_case("widest_head", {1, 37, 1, 1, 200})),
     case_name);
 
 TEST(Attention, says_both_sides_of_a_mismatch) {

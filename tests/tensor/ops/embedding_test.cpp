@@ -30,7 +30,7 @@ OpCase embedding_case(std::string name, std::int64_t batch, std::int64_t tokens,
 
 INSTANTIATE_TEST_SUITE_P(Embedding, OpCases,
                          ::testing::Values(embedding_case("with_positions", 3, 7, 13, Positions::Some),
-                                           embedding_case("without_positions", 2, 70, 300, Positions::None)),
+                                           embedding_case("without_positions", 2, 70, 520, Positions::None)),
                          case_name);
 
 TEST(Embedding, names_a_token_outside_the_vocabulary) {

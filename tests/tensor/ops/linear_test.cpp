@@ -26,11 +26,17 @@ OpCase linear_case(std::string name, Shape x, std::int64_t out, Bias bias) {
   return c;
 }
 
+OpCase many_outputs() {
+  OpCase c = linear_case("many_outputs", {2, 75, 24}, 140, Bias::Some);
+  c.splits_products = true;
+  return c;
+}
+
 INSTANTIATE_TEST_SUITE_P(Linear, OpCases,
                          ::testing::Values(linear_case("with_bias", {2, 5, 7}, 11, Bias::Some),
                                            linear_case("without_bias", {3, 4, 16}, 8, Bias::None),
                                            linear_case("one_row", {1, 33}, 5, Bias::Some),
-                                           linear_case("many_rows", {2, 37, 24}, 40, Bias::Some)),
+                                           linear_case("many_rows", {2, 37, 24}, 40, Bias::Some), many_outputs()),
                          case_name);
 
 TEST(Linear, says_both_sides_of_a_mismatch) {

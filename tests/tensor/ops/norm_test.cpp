@@ -50,11 +50,13 @@ OpCase rms_norm_case(std::string name, Shape x) {
 
 INSTANTIATE_TEST_SUITE_P(LayerNorm, OpCases,
                          ::testing::Values(layer_norm_case("tail", {2, 5, 37}), layer_norm_case("whole", {3, 64}),
-                                           layer_norm_case("many_rows", {2, 101, 24})),
+                                           layer_norm_case("many_rows", {2, 151, 24}),
+                                           layer_norm_case("wide", {3, 1500}), layer_norm_case("wider", {2, 3001}),
+                                           layer_norm_case("widest", {2, 5004})),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(RmsNorm, OpCases,
                          ::testing::Values(rms_norm_case("tail", {2, 5, 37}), rms_norm_case("whole", {3, 64}),
-                                           rms_norm_case("many_rows", {2, 101, 24})),
+                                           rms_norm_case("many_rows", {2, 151, 24}), rms_norm_case("wide", {3, 1500})),
                          case_name);
 
 TEST(LayerNorm, says_both_sides_of_a_mismatch) {
