@@ -64,6 +64,8 @@ Communicator::~Communicator() {
   for (const Flight& flight : pending_) flight->owner = nullptr;
 }
 
+void Communicator::use_memory_of(Device& device) { transport_->use_memory_of(device); }
+
 std::int64_t Communicator::staging_bytes() const { return transport_->staging_bytes(); }
 
 Communicator::Started Communicator::describe(Collective collective, const Label& label, DType dtype,

@@ -98,6 +98,8 @@ class Communicator {
   void reset_ledger() { ledger_.reset(); }
   // Records the time in each collective, and its flight; null: off. A flight that began without one is not recorded.
   void set_recorder(Recorder* recorder) { recorder_ = recorder; }
+  // Collectives move this device's memory from now on. Throws UsageError if the backend cannot. Without it: the host's.
+  void use_memory_of(Device& device);
   // Where this rank is, for messages of failures: "step 120".
   void set_where(std::string where) { where_ = std::move(where); }
   const std::string& where() const { return where_; }

@@ -53,17 +53,20 @@ void ShardUnit::fill_start_values() {
   for (const bool frozen : {false, true}) {
     const Buffer& values = frozen ? frozen_values_ : values_;
     const FlatLayout& layout = frozen ? frozen_ : trainable_;
-    std::fill_n(values.data<float>(), local_elements(layout), 0.0F);
+    std::vector<float> made(device_.gpu() ? static_cast<std::size_t>(local_elements(layout)) : 0);
+    float* const data = device_.gpu() ? made.data() : values.data<float>();
+    std::fill_n(data, local_elements(layout), 0.0F);
     std::vector<int> table_index;
     for (std::size_t i = 0; i < places_.size(); ++i)
       if (places_[i].frozen == frozen) table_index.push_back(static_cast<int>(i));
     for (int rank = 0; rank < comm_.size(); ++rank) {
       if (!replicated() && rank != comm_.rank()) continue;
-      float* shard = values.data<float>() + (replicated() ? layout.shard() * rank : 0);
+      float* shard = data + (replicated() ? layout.shard() * rank : 0);
       for (const FlatLayout::Piece& piece : layout.pieces(rank))
         initialize(spec_.params[static_cast<std::size_t>(table_index[piece.param])], options_.seed, piece.first,
                    piece.size, shard + piece.offset);
     }
+    if (device_.gpu()) device_.write(Stream::Compute, values.data(), data, values.bytes());
   }
 }
 
@@ -78,14 +81,15 @@ void ShardUnit::prefetch(Pass pass) {
   const auto place = [&](const FlatLayout& layout, const Buffer& shard) {
     if (layout.total() == 0) return Buffer();
     Buffer slot(device_.memory, layout.padded() * kFloat, Tag::Gathered);
+    // It is there, and what was enqueued before no longer reads it, or writes the values.
+    device_.wait(Stream::Gather, device_.record(Stream::Compute));
     device_.copy(Stream::Gather, at(slot, layout.shard() * comm_.rank()), shard.data(), shard.bytes());
     buffers.push_back({slot.data(), layout.shard(), DType::F32});
     return slot;
   };
-  device_.wait(Stream::Gather,
-               device_.record(Stream::Compute));  // the slot may still be read by what was enqueued before
   copy.trainable = place(trainable_, values_);
   copy.frozen = place(frozen_, frozen_values_);
+  copy.placed = device_.record(Stream::Gather);
   copy.arrival = comm_.all_gather(buffers, label(pass));
   full_ = std::move(copy);
   waited_ = false;
@@ -101,6 +105,7 @@ const void* ShardUnit::data(int i) {
   check(leases_ > 0, "{}: a parameter is read without a lease", spec_.name);
   if (!std::exchange(waited_, true)) {
     if (device_.trace && !replicated()) device_.trace->line("wait " + spec_.name);
+    device_.wait(Stream::Compute, full_.placed);
     device_.wait(Stream::Compute, full_.arrival);
   }
   const Place& place = places_.at(static_cast<std::size_t>(i));
@@ -112,8 +117,11 @@ const void* ShardUnit::data(int i) {
 void ShardUnit::evict() {
   check(leases_ == 0, "{}: evicted while leased", spec_.name);
   if (replicated()) return;  // it stays, and so does the refresh that may be on its way
-  // The transport may still write to a copy that nobody waited for.
-  if (full_ && !waited_ && !device_.meta()) orphans_.push_back(std::move(full_));
+  // The device, and the transport, may still write to a copy that nobody waited for.
+  if (full_ && !waited_ && !device_.meta()) {
+    device_.wait(Stream::Compute, full_.placed);  // memory is freed in the order of compute
+    orphans_.push_back(std::move(full_));
+  }
   full_ = {};
   waited_ = false;
 }

@@ -131,7 +131,7 @@ class ShardUnit final : public ParamSource {
 
   struct Copy {  // a full copy and its gather
     Buffer trainable, frozen;
-    Event arrival;
+    Event placed, arrival;  // this rank's part, all parts
     explicit operator bool() const { return static_cast<bool>(trainable) || static_cast<bool>(frozen); }
   };
   Copy full_;

@@ -12,7 +12,10 @@ class SingleTransport final : public Transport {
   std::unique_ptr<Transfer> all_gather(std::span<const GatherBuffer>, const TransferCall&) override { return nullptr; }
   std::unique_ptr<Transfer> reduce_scatter(const float* full, float* owned, std::int64_t shard,
                                            const TransferCall&) override {
-    sum_in_rank_order({&full, 1}, shard, owned, SumInto::Add);
+    if (device_ && device_->kind() != DeviceKind::Cpu)
+      device_->add(Stream::Compute, owned, owned, full, shard);
+    else
+      sum_in_rank_order({&full, 1}, shard, owned, SumInto::Add);
     return nullptr;
   }
   std::unique_ptr<Transfer> all_reduce(float*, std::int64_t, const TransferCall&) override { return nullptr; }
@@ -21,6 +24,10 @@ class SingleTransport final : public Transport {
   bool delivered() override { return true; }
   bool gone(int) override { return false; }
   void idle(std::int64_t) override {}
+  void use_memory_of(Device& device) override { device_ = &device; }
+
+ private:
+  Device* device_ = nullptr;
 };
 
 }  // namespace

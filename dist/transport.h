@@ -55,6 +55,11 @@ class Transport {
   virtual void end_together() noexcept {}
   // Memory that the backend holds for receiving; outside the allocator's counts, constant.
   virtual std::int64_t staging_bytes() const { return 0; }
+  // Throws UsageError if it cannot move the device's memory.
+  virtual void use_memory_of(Device& device) {
+    if (device.kind() != DeviceKind::Cpu)
+      throw UsageError("device: cuda: this backend of communication moves the host's memory only");
+  }
   // False: counts only; buffers may be null.
   virtual bool moves_data() const { return true; }
 };

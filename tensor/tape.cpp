@@ -122,7 +122,7 @@ Activations Tape::record(std::unique_ptr<const Op> op, Activations in, const Par
       value(y.id).pinned = true;
       value(y.id).placement = Placement::Keep;
     } else if (plan_.verify && !device_.meta()) {
-      value(y.id).hash = hash_of(y);
+      value(y.id).hash = hash_of(device_, y);
     }
     n.out.push_back(y.id);
   }

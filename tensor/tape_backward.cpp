@@ -72,7 +72,7 @@ const Tensor& Tape::materialise(int id, const ParamView& params) {
 void Tape::bring_back(Value& v) {
   v.data = v.away.take();
   v.version = v.data.version();
-  if (plan_.verify && !device_.meta() && v.producer >= 0 && hash_of(v.data) != v.hash)
+  if (plan_.verify && !device_.meta() && v.producer >= 0 && hash_of(device_, v.data) != v.hash)
     throw Error(fmt::format("value '{}' came back from the host with other numbers", label(v)));
 }
 
@@ -86,7 +86,7 @@ void Tape::rerun(Node& n, const ParamView& params) {
     Value& v = value(n.out[i]);
     check(out[i].shape() == v.type.shape, "rerun of {} made {} where forward made {} ('{}')", n.op->name(),
           out[i].shape().to_string(), v.type.shape.to_string(), label(v));
-    if (plan_.verify && !device_.meta() && hash_of(out[i]) != v.hash)
+    if (plan_.verify && !device_.meta() && hash_of(device_, out[i]) != v.hash)
       throw Error(fmt::format("operation {} made other numbers when run again: '{}'", n.op->name(), label(v)));
     if (v.uses == 0 || v.there()) continue;
     v.data = std::move(out[i]);
