@@ -87,7 +87,7 @@ struct NormShared {
   Partials<float, 2> two;
 };
 template <bool kCentred, bool kAligned, int kQuads>
-__global__ void __launch_bounds__(kNormThreads) norm_backward_kernel(NormBackward a) {
+__global__ void __launch_bounds__(kNormThreads, 1) norm_backward_kernel(NormBackward a) {
   auto& shared = block_shared<NormShared>();
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * a.chunk, end = min(a.rows, first + a.chunk);
   const bool reads_x = a.dx || a.wants_gain;
