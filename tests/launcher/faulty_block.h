@@ -36,9 +36,11 @@ class FaultyBlock final : public Block {
  public:
   FaultyBlock(std::unique_ptr<const Block> inner, Fault fault) : inner_(std::move(inner)), fault_(std::move(fault)) {}
   Activations forward(Run& run, const Activations& in) const override {
-    Activations x = run.apply(std::make_unique<FaultOp>(fault_), {in[0]});
+    Activations x = in;
+    x[0] = run.apply(std::make_unique<FaultOp>(fault_), {in[0]})[0];
     return inner_->forward(run, x);
   }
+  bool differentiable(std::size_t input) const override { return inner_->differentiable(input); }
 
  private:
   std::unique_ptr<const Block> inner_;

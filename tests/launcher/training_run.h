@@ -90,7 +90,8 @@ inline Batch make_batch(Allocator& memory, const RunSetup& s, int rank, int worl
 inline TrainerOptions trainer_options(const RunSetup& s) {
   TrainerOptions o;
   PolicyOptions policy = s.policy;
-  if (policy.policy == "selective" || !policy.offload.names.empty()) policy.marks = marks_of(make_model(s.model));
+  if (policy.policy == "selective" || !policy.offload.names.empty())
+    policy.marks = marks_of(s.make ? s.make(s, 0) : make_model(s.model));
   o.checkpoint = make_checkpoint_plan(policy, static_cast<int>(s.model.layers));
   o.plan = s.plan;
   o.strategy = s.strategy;
