@@ -106,7 +106,8 @@ void StackRunner::choose_audited(std::uint64_t step) {
 void StackRunner::make_resident(const StepPlan::Entry& entry) {
   const auto gathers = pointers(entry.gathers);
   if (std::ranges::all_of(gathers, &ShardUnit::resident)) return;  // prefetched, or replicated
-  for (ShardUnit* unit : pointers(entry.evicts)) unit->evict();
+  const auto then = entry.evicts_for_good ? ShardUnit::Then::Done : ShardUnit::Then::UsedAgain;
+  for (ShardUnit* unit : pointers(entry.evicts)) unit->evict(then);
   for (ShardUnit* unit : gathers) unit->prefetch(entry.action.pass);
 }
 

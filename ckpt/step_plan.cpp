@@ -1,6 +1,7 @@
 #include "ckpt/step_plan.h"
 
 #include <algorithm>
+#include <span>
 
 #include "tensor/error.h"
 
@@ -13,6 +14,16 @@ bool contains(const std::vector<int>& units, int unit) { return std::ranges::fin
 std::vector<int> used_by(const Action& a, const PartUnits& units) {
   if (a.part == kEmbedding && a.pass == Pass::Backward) return {};
   return units.of(a.part);
+}
+
+// A unit that is used again leaves its 1-D parameters behind when it is evicted.
+void find_last_evictions(StepPlan& plan) {
+  for (std::size_t t = 0; t < plan.entries.size(); ++t) {
+    const auto later = std::span(plan.entries).subspan(t);
+    plan.entries[t].evicts_for_good = std::ranges::none_of(plan.entries[t].evicts, [&](int unit) {
+      return std::ranges::any_of(later, [&](const StepPlan::Entry& e) { return contains(e.acquires, unit); });
+    });
+  }
 }
 
 // What a forward offloads leaves the device `depth` actions later, and starts back as many before it is used. Where the
@@ -63,6 +74,7 @@ StepPlan make_step_plan(const PartUnits& units, int num_units, const StepPlanOpt
     for (int unit : e.reduces) ++plan.reductions_of_unit[static_cast<std::size_t>(unit)];
     plan.entries.push_back(std::move(e));
   }
+  find_last_evictions(plan);
   if (options.offload_depth > 0) plan_offload(plan, options.offload_depth);
   return plan;
 }

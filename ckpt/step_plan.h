@@ -29,6 +29,7 @@ struct StepPlan {
     std::vector<int> acquires{};      // units whose parameters it uses
     std::vector<int> gathers{};       // those of them that are not resident
     std::vector<int> evicts{};        // units that give up their room before the gathers
+    bool evicts_for_good = false;     // no later action of the step uses them
     std::vector<int> evicts_after{};  // root units that the next action does not use
     std::vector<int> reduces{};       // units whose gradients are reduced at its end
     bool offloads = false;            // Forward of a block: there is time for its offloaded values to go and come back

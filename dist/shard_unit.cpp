@@ -36,7 +36,9 @@ ShardUnit::ShardUnit(UnitSpec spec, std::string ledger_name, Device& device, Com
   std::size_t next[2] = {0, 0};
   for (std::size_t i = 0; i < spec_.params.size(); ++i) {
     const bool frozen = !spec_.params[i].trainable;
-    places_.push_back({frozen, next[frozen]++});
+    const bool vector = spec_.params[i].shape.ndim() == 1;
+    places_.push_back({frozen, next[frozen]++, vector ? vector_elements_ : -1});
+    if (vector) vector_elements_ += spec_.params[i].shape.numel();
     if (!frozen) trainable_params_.push_back(static_cast<int>(i));
   }
   const Allocator::Asking asking(device_.memory, spec_.name);
@@ -101,22 +103,43 @@ ShardUnit::Lease ShardUnit::acquire(Pass pass) {
   return Lease(*this);
 }
 
+void ShardUnit::wait_for_gather() {
+  if (std::exchange(waited_, true)) return;
+  if (device_.trace && !replicated()) device_.trace->line("wait " + spec_.name);
+  const Waiting waiting(device_.trace);
+  device_.wait(Stream::Compute, full_.placed);
+  device_.wait(Stream::Compute, full_.arrival);
+}
+
 const void* ShardUnit::data(int i) {
   check(leases_ > 0, "{}: a parameter is read without a lease", spec_.name);
-  if (!std::exchange(waited_, true)) {
-    if (device_.trace && !replicated()) device_.trace->line("wait " + spec_.name);
-    device_.wait(Stream::Compute, full_.placed);
-    device_.wait(Stream::Compute, full_.arrival);
-  }
   const Place& place = places_.at(static_cast<std::size_t>(i));
+  if (vectors_ && place.vector >= 0) return at(vectors_, place.vector);
+  wait_for_gather();
   const std::int64_t offset = (place.frozen ? frozen_ : trainable_).offset(place.index);
   if (replicated()) return at(place.frozen ? frozen_values_ : values_, offset);
   return at(place.frozen ? full_.frozen : full_.trainable, offset);
 }
 
-void ShardUnit::evict() {
+void ShardUnit::keep_vectors() {
+  if (vectors_ || vector_elements_ == 0) return;
+  wait_for_gather();
+  const Allocator::Asking asking(device_.memory, spec_.name);
+  vectors_ = Buffer(device_.memory, vector_elements_ * kFloat, Tag::Gathered);
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    const Place& place = places_[i];
+    if (place.vector < 0) continue;
+    const std::int64_t offset = (place.frozen ? frozen_ : trainable_).offset(place.index);
+    device_.copy(Stream::Compute, at(vectors_, place.vector), at(place.frozen ? full_.frozen : full_.trainable, offset),
+                 spec_.params[i].shape.numel() * kFloat);
+  }
+}
+
+void ShardUnit::evict(Then then) {
   check(leases_ == 0, "{}: evicted while leased", spec_.name);
   if (replicated()) return;  // it stays, and so does the refresh that may be on its way
+  if (then == Then::Done) vectors_ = {};
+  if (then == Then::UsedAgain && full_) keep_vectors();
   // The device, and the transport, may still write to a copy that nobody waited for.
   if (full_ && !waited_ && !device_.meta()) {
     device_.wait(Stream::Compute, full_.placed);  // memory is freed in the order of compute

@@ -6,6 +6,10 @@
 //      ^       acquire() does this too        evict(), parameters_changed(): only without leases
 //      +------------------------------------------------------------+
 //
+// A unit that is evicted and used again in the same step leaves its 1-D parameters (norm gains, biases) behind, so that
+// what reads no other parameter runs while the next gather is in flight. They are gathered with the others all the
+// same.
+//
 // Strategies other than Full keep a replica of the parameters: it is always resident, and parameters_changed()
 // refreshes it. The pass is stated by the caller, never inferred. It knows no block, no schedule and no checkpoint;
 // whoever schedules the slots says when to evict.
@@ -55,7 +59,8 @@ class ShardUnit final : public ParamSource {
   // ---- parameters
   void prefetch(Pass pass);
   Lease acquire(Pass pass);
-  void evict();
+  enum class Then { Done, UsedAgain };  // in this step: the 1-D parameters stay until the unit is evicted for good
+  void evict(Then then = Then::Done);
   void parameters_changed();  // after the optimizer: full copies are stale; replicas start to be refreshed
   void finish_refresh();
   bool resident() const { return replicated() || static_cast<bool>(full_); }
@@ -105,6 +110,8 @@ class ShardUnit final : public ParamSource {
   }
   std::int64_t own_begin() const { return replicated() ? trainable_.shard() * comm_.rank() : 0; }
   void fill_start_values();
+  void wait_for_gather();
+  void keep_vectors();
   std::vector<OwnedPiece> pieces_of(int rank, std::int64_t value_begin, std::int64_t gradient_begin,
                                     std::int64_t state_begin) const;
   float* owned_gradient() const;
@@ -112,7 +119,8 @@ class ShardUnit final : public ParamSource {
 
   struct Place {
     bool frozen;
-    std::size_t index;  // in its layout
+    std::size_t index;         // in its layout
+    std::int64_t vector = -1;  // where it begins in vectors_, in elements; -1: not 1-D
   };
   UnitSpec spec_;
   std::string ledger_name_;
@@ -121,6 +129,7 @@ class ShardUnit final : public ParamSource {
   UnitOptions options_;
   std::vector<Place> places_;
   FlatLayout trainable_, frozen_;
+  std::int64_t vector_elements_ = 0;
   std::vector<int> trainable_params_;      // layout index -> table index
   Buffer values_, frozen_values_;          // this rank's shard, or its replica
   Buffer gradient_;                        // reduced: of the shard; of everything for Strategy::None
@@ -135,6 +144,7 @@ class ShardUnit final : public ParamSource {
     explicit operator bool() const { return static_cast<bool>(trainable) || static_cast<bool>(frozen); }
   };
   Copy full_;
+  Buffer vectors_;             // the 1-D parameters, one after the other, while they stay behind
   std::vector<Copy> orphans_;  // evicted while their gather was in flight
   bool waited_ = false;
   int leases_ = 0;

@@ -18,8 +18,9 @@
 namespace regather {
 
 enum class Placement { Keep, Drop, Offload };  // Offload: kept, in host memory
-// Lazy: rerun when needed. Ahead: first rerun what needs no parameter, in the shadow of the gather. Eager: rerun
-// everything first, as a second forward would. Lazy is usually, but not always, the lowest peak.
+// Lazy: rerun when needed. Ahead: first rerun what needs no parameter of more than one dimension, in the shadow of the
+// gather (1-D ones do not wait for it: dist/shard_unit.h). Eager: rerun everything first, as a second forward would.
+// Lazy is usually, but not always, the lowest peak.
 enum class Order { Lazy, Ahead, Eager };
 struct SavePlan {
   Placement unmarked = Placement::Keep, inputs = Placement::Keep;  // inputs are never dropped but by drop_inputs()

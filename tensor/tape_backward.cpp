@@ -108,7 +108,8 @@ void Tape::rerun_first(const ParamView& params) {
   for (Node& n : nodes_) {
     const bool eager = plan_.order == Order::Eager;
     const bool ready = std::ranges::all_of(n.in, [&](int id) { return value(id).there(); });
-    if (n.rerun && (eager || (ready && n.params.empty()))) {
+    const bool vectors = std::ranges::all_of(n.params, [&](int id) { return params.info(id).shape.ndim() == 1; });
+    if (n.rerun && (eager || (ready && vectors))) {
       n.queued = true;
       rerun(n, params);
     }

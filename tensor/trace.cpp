@@ -18,11 +18,21 @@ void Trace::operation(Kind kind, std::string_view name, double flops) {
 }
 
 Shadowed::Shadowed(Trace* trace) : trace_(trace && trace->in_flight && trace->in_flight() ? trace : nullptr) {
-  if (trace_) begin_ = steady_seconds();
+  if (!trace_) return;
+  begin_ = steady_seconds();
+  waited_ = trace_->waited_seconds;
 }
 
 Shadowed::~Shadowed() {
-  if (trace_) trace_->hidden_seconds += steady_seconds() - begin_;
+  if (trace_) trace_->hidden_seconds += steady_seconds() - begin_ - (trace_->waited_seconds - waited_);
+}
+
+Waiting::Waiting(Trace* trace) : trace_(trace) {
+  if (trace_) begin_ = steady_seconds();
+}
+
+Waiting::~Waiting() {
+  if (trace_) trace_->waited_seconds += steady_seconds() - begin_;
 }
 
 }  // namespace regather

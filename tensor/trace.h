@@ -17,7 +17,8 @@ struct Trace {
   double forward_flops = 0, recomputed_flops = 0;
   // Is the gather of what runs now in flight? Set by whoever knows; reruns that begin meanwhile are hidden by it.
   std::function<bool()> in_flight;
-  double hidden_seconds = 0;  // of such reruns
+  double hidden_seconds = 0;  // of such reruns, without the time that they wait for it
+  double waited_seconds = 0;  // for parameters that were not there yet
 
   void operation(Kind kind, std::string_view name, double flops);
   void line(std::string text) {
@@ -32,6 +33,19 @@ class Shadowed {
   ~Shadowed();
   Shadowed(const Shadowed&) = delete;
   Shadowed& operator=(const Shadowed&) = delete;
+
+ private:
+  Trace* trace_;
+  double begin_ = 0, waited_ = 0;
+};
+
+// The computation waits for parameters, from construction to destruction.
+class Waiting {
+ public:
+  explicit Waiting(Trace* trace);
+  ~Waiting();
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
 
  private:
   Trace* trace_;

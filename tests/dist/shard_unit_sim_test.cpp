@@ -135,6 +135,45 @@ TEST(ShardUnit, EvictionFreesTheWholeCopy) {
     });
 }
 
+// What is used again leaves its vectors behind: they are read without a wait, and the first matrix waits for the
+// gather.
+TEST(ShardUnit, VectorsStayWhenItIsUsedAgain) {
+  on_ranks(2, [](Communicator& comm) {
+    CpuDevice device;
+    Trace trace;
+    trace.keep_lines = true;
+    device.trace = &trace;
+    ShardUnit unit(odd_unit(), "block", device, comm, {});
+    const auto read_all = [&](bool vectors) {
+      for (int i = 0; i < static_cast<int>(unit.table().size()); ++i) {
+        const ParamInfo& p = unit.table()[static_cast<std::size_t>(i)];
+        if ((p.shape.ndim() == 1) == vectors) {
+          EXPECT_EQ(read(unit, i), start_values(p, 1));
+        }
+      }
+    };
+    std::int64_t vectors = 0;
+    for (const ParamInfo& p : unit.table()) vectors += p.shape.ndim() == 1 ? 4 * p.shape.numel() : 0;
+    EXPECT_GT(vectors, 0);
+    using Lines = std::vector<std::string>;
+    const Lines gathered{"gather block 3"}, waited{"gather block 3", "wait block 3"};
+    for (const bool again : {true, true, false}) {
+      const bool left_behind = device.memory.live(Tag::Gathered) > 0;
+      trace.lines.clear();
+      {
+        const auto lease = unit.acquire(Pass::Backward);
+        read_all(true);
+        EXPECT_EQ(trace.lines, left_behind ? gathered : waited);
+        read_all(false);
+        EXPECT_EQ(trace.lines, waited);
+      }
+      unit.evict(again ? ShardUnit::Then::UsedAgain : ShardUnit::Then::Done);
+      EXPECT_EQ(device.memory.live(Tag::Gathered), again ? vectors : 0);
+    }
+    EXPECT_EQ(gathers(comm), 3);
+  });
+}
+
 TEST(ShardUnit, EvictionWhileTheGatherFliesIsSafe) {
   for (const int world : {2, 3})
     on_ranks(

@@ -7,6 +7,7 @@
 
 #include "tests/launcher/faulty_block.h"
 #include "tests/launcher/training_run.h"
+#include "tests/launcher/two_streams.h"
 
 namespace regather::testing {
 namespace {
@@ -66,6 +67,52 @@ TEST(Shadow, TheFirstRerunDoesNotWaitForTheGather) {
   });
   EXPECT_TRUE(reached);
   EXPECT_GE(hidden, 1e-3);
+}
+
+// The same after the norm that the block begins with: its gain and bias stayed when the block was evicted. Lazily, what
+// is rerun first is what reads the input; ahead, everything up to the first matrix.
+TEST(Shadow, TheLeadingNormDoesNotWaitForTheGather) {
+  for (const Order order : {Order::Lazy, Order::Ahead}) {
+    const RunSetup s = one_slot({.policy = "full", .order = order});
+    Latch latch;
+    bool reached = true;
+    double hidden = 0;
+    run_ranks(2, {}, [&](Communicator& comm) {
+      CpuDevice device;
+      Model model = make_two_streams(s.model);
+      const bool first = comm.rank() == 0;
+      int executions = 0;
+      model.blocks[first ? 1 : 2].block = std::make_unique<StreamsBlock>(0.0F, [&] {
+        if (++executions != 2) return;
+        if (first) {
+          latch.open();
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        } else {
+          reached = latch.wait();
+        }
+      });
+      Trainer trainer(model, device, comm, trainer_options(s));
+      const Batch batch = make_batch(device.memory, s, comm.rank(), 2, 0, 0);
+      const StepReport report = trainer.step({&batch, 1});
+      if (first) hidden = report.hidden_seconds;
+    });
+    EXPECT_TRUE(reached);
+    EXPECT_GE(hidden, 1e-3);
+  }
+}
+
+// A gather that takes long is not hidden by a rerun that waits for it.
+TEST(Shadow, WaitingIsNotHidden) {
+  const RunSetup s = one_slot({.policy = "full", .order = Order::Eager});
+  SimOptions options;
+  options.delay = std::chrono::milliseconds(20);
+  run_ranks(2, options, [&](Communicator& comm) {
+    CpuDevice device;
+    const Model model = make_model(s.model);
+    Trainer trainer(model, device, comm, trainer_options(s));
+    const Batch batch = make_batch(device.memory, s, comm.rank(), 2, 0, 0);
+    EXPECT_LT(trainer.step({&batch, 1}).hidden_seconds, 20e-3);  // of three blocks that wait
+  });
 }
 
 TEST(Shadow, NothingIsHiddenWhereNothingIsRerun) {
