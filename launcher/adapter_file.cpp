@@ -57,6 +57,18 @@ std::vector<NamedTensor> gather_adapters(StackRunner& stack, Communicator& comm)
   return tensors;
 }
 
+Ledger::Entries expected_of_adapters(StackRunner& stack, int world) {
+  Ledger ledger;
+  for (const auto& unit : stack.units()) {
+    if (std::ranges::none_of(unit->table(), is_adapter) || unit->strategy() != Strategy::Full) continue;
+    const std::int64_t shard = (unit->trainable_layout().shard() + unit->frozen_layout().shard()) *
+                               static_cast<std::int64_t>(size_of(unit->dtype()));
+    ledger.add({Collective::AllGather, unit->ledger_name(), Pass::Save, unit->dtype()},
+               {.count = 1, .logical_bytes = shard * world, .wire_bytes = shard * (world - 1)});
+  }
+  return ledger.entries();
+}
+
 std::string to_safetensors(const std::vector<NamedTensor>& tensors) {
   static_assert(std::endian::native == std::endian::little, "the file is little-endian");
   check_tensors(tensors);

@@ -22,6 +22,8 @@ struct NamedTensor {
 // Whole values of the adapters' parameters, gathered from the shards one unit after the other. Collective; what the
 // other ranks than 0 get is empty.
 std::vector<NamedTensor> gather_adapters(StackRunner& stack, Communicator& comm);
+// What that communicates, on this rank.
+Ledger::Entries expected_of_adapters(StackRunner& stack, int world);
 
 // The text of a safetensors file: 8 bytes of header length, little-endian; a JSON header; the values, little-endian.
 std::string to_safetensors(const std::vector<NamedTensor>& tensors);

@@ -163,7 +163,6 @@ Ledger::Entries Trainer::expected(const StepReport& report) const {
   return entries;
 }
 
-// The differences, if they are no error.
 std::vector<std::string> Trainer::audit(const Ledger::Entries& expected, std::string_view what) const {
   const Timed timed(device_.recorder, [] { return rest("audit of communication"); });
   std::vector<std::string> found = differences(expected, comm_.ledger().entries());

@@ -72,6 +72,8 @@ class Trainer {
   bool stop_asked() const { return stop_asked_; }
   // The communication that the plan says a step like this one has, on this rank.
   Ledger::Entries expected(const StepReport& report) const;
+  // The differences between that and what was communicated since the ledger was reset; an error, if they are to be one.
+  std::vector<std::string> audit(const Ledger::Entries& expected, std::string_view what) const;
   StackRunner& stack() { return *stack_; }
   Trace& trace() { return trace_; }
   std::int64_t parameters() const { return parameters_; }
@@ -83,7 +85,6 @@ class Trainer {
   Tensor loss_weights(const Shape& shape, double total_tokens);
   Sums forward_backward(std::span<const Batch> batches, double total_tokens);
   void check_every_parameter_learns(StepReport& report);
-  std::vector<std::string> audit(const Ledger::Entries& expected, std::string_view what) const;
   double asked_to_stop() const { return options_.stop_asked && options_.stop_asked() ? 1 : 0; }
 
   Device& device_;

@@ -264,7 +264,9 @@ void TrainingRun::evaluate(std::int64_t step) {
 
 void TrainingRun::write_adapter() {
   comm_.set_where("writing the adapter");
+  comm_.reset_ledger();
   std::vector<NamedTensor> tensors = gather_adapters(trainer_->stack(), comm_);
+  note_differences(trainer_->audit(expected_of_adapters(trainer_->stack(), comm_.size()), "writing the adapter"));
   if (speaks())
     write_adapters(folder_->file(RunFolder::kAdapter), std::move(tensors), inputs_.model, config_.model.lora);
 }

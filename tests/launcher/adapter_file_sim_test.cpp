@@ -73,7 +73,13 @@ double train_and_write(const RunSetup& s, const std::filesystem::path& folder) {
     }
     const Batch batch = make_batch(device.memory, s, comm.rank(), comm.size(), 99, 0);
     const double mine = trainer.evaluate({&batch, 1}).loss;
+    comm.reset_ledger();
     auto tensors = gather_adapters(trainer.stack(), comm);
+    EXPECT_TRUE(differences(expected_of_adapters(trainer.stack(), s.world), comm.ledger().entries()).empty());
+    const auto& entries = comm.ledger().entries();  // each of the three blocks once, with its base
+    const auto blocks = entries.find({Collective::AllGather, "block", Pass::Save, DType::F32});
+    EXPECT_EQ(blocks == entries.end() ? 0 : blocks->second.count, s.strategy == Strategy::Full ? 3 : 0);
+    EXPECT_EQ(entries.size(), s.strategy == Strategy::Full ? 1U : 0U);
     EXPECT_EQ(tensors.empty(), comm.rank() != 0);
     EXPECT_EQ(device.memory.live(Tag::Gathered), 0);
     if (comm.rank() != 0) return;
