@@ -9,6 +9,8 @@ namespace {
 
 using Types = std::vector<ValueType>;
 
+constexpr std::string_view kInput = "input";
+
 Types types_of(const Activations& values) {
   Types types;
   for (const Tensor& t : values) types.push_back({t.shape(), t.dtype()});
@@ -60,6 +62,16 @@ class DryPart {
       set.flops += i.work.flops;
     }
     return set;
+  }
+
+  // What leaves the device when these values wait in host memory.
+  std::int64_t leaving(const SavePlan& plan) {
+    Offloader offloader(device_);
+    Tape tape(device_, plan, {}, &offloader);
+    forward(tape);
+    const std::int64_t before = device_.memory.live(Tag::Activations);
+    tape.leave();
+    return before - device_.memory.live(Tag::Activations);
   }
 
   struct Description {
@@ -167,7 +179,18 @@ std::vector<std::string> useful_marks(DryPart& block, const std::vector<std::str
   return names;
 }
 
-BlockKeepSets search(DryPart& block, const std::vector<std::string>& marks, Order order, const Price& price) {
+void find_movable(DryPart& block, KeepSet& set) {
+  std::vector<std::string> names = set.keep;
+  names.insert(names.begin(), std::string(kInput));
+  for (const std::string& name : names)
+    if (const std::int64_t bytes = block.leaving(with_move(set.plan, {{name}})); bytes > 0)
+      set.movable.emplace_back(name, bytes);
+  std::ranges::stable_sort(set.movable, std::ranges::greater{}, &std::pair<std::string, std::int64_t>::second);
+  if (set.movable.size() > kMovableCombined) set.movable.resize(kMovableCombined);
+}
+
+BlockKeepSets search(DryPart& block, const std::vector<std::string>& marks, Order order, const Price& price,
+                     Movable movable) {
   BlockKeepSets found;
   const auto run = [&](const SavePlan& plan, std::vector<std::string> keep) {
     KeepSet set = block.run(plan, price);
@@ -196,12 +219,44 @@ BlockKeepSets search(DryPart& block, const std::vector<std::string>& marks, Orde
   for (KeepSet& set : all)
     if (std::ranges::none_of(found.sets, [&](const KeepSet& other) { return beats(other, set); }))
       found.sets.push_back(std::move(set));
+  if (movable == Movable::Asked)
+    for (KeepSet& set : found.sets) find_movable(block, set);
   return found;
 }
 
 }  // namespace
 
-std::vector<BlockKeepSets> keep_sets(const Model& model, const Shape& tokens, Order order, const Price& price) {
+SavePlan with_move(SavePlan plan, const Move& move) {
+  for (const std::string& name : move.names) (name == kInput ? plan.inputs : plan.marks[name]) = Placement::Offload;
+  return plan;
+}
+
+std::vector<Move> moves_of(const KeepSet& set, std::int64_t hidden) {
+  std::map<std::int64_t, Move> sums;  // of the fewest values
+  for (std::size_t bits = 1; bits < std::size_t{1} << set.movable.size(); ++bits) {
+    Move move;
+    for (std::size_t i = 0; i < set.movable.size(); ++i)
+      if ((bits >> i) & 1U) {
+        move.names.push_back(set.movable[i].first);
+        move.bytes += set.movable[i].second;
+      }
+    Move& known = sums[move.bytes];
+    if (known.names.empty() || move.names.size() < known.names.size()) known = std::move(move);
+  }
+  std::vector<Move> all, some;
+  for (auto& [bytes, move] : sums) all.push_back(std::move(move));
+  const auto beyond = std::ranges::upper_bound(all, hidden, {}, &Move::bytes);
+  const auto free = static_cast<std::size_t>(beyond - all.begin());  // how many are
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const bool spread =
+        all.size() <= kMovesOfASet || i * kMovesOfASet / all.size() != (i + 1) * kMovesOfASet / all.size();
+    if (spread || i + 1 == free) some.push_back(std::move(all[i]));
+  }
+  return some;
+}
+
+std::vector<BlockKeepSets> keep_sets(const Model& model, const Shape& tokens, Order order, const Price& price,
+                                     Movable movable) {
   CpuDevice device(Allocator::Mode::Meta);
   Types types = DryPart(model, model.embedding, {{tokens, DType::I32}}, device).outputs();
   std::vector<BlockKeepSets> all;
@@ -210,7 +265,7 @@ std::vector<BlockKeepSets> keep_sets(const Model& model, const Shape& tokens, Or
     DryPart block(model, part, types, device);
     const DryPart::Description d = block.describe();
     const auto [at, fresh] = known.try_emplace(d.work, all.size());
-    all.push_back(fresh ? search(block, d.marks, order, price) : all[at->second]);
+    all.push_back(fresh ? search(block, d.marks, order, price, movable) : all[at->second]);
     types = d.outputs;
   }
   return all;

@@ -22,7 +22,18 @@ struct KeepSet {
   std::vector<std::string> keep{};  // its marks; empty: only the input
   BlockBytes activations{}, all{};  // of the kind Activations; of every kind
   double seconds = 0, flops = 0;    // that its backward runs again
+  // What of it may wait in host memory: "input" or a mark, and the bytes that then leave the device. Asked for only.
+  std::vector<std::pair<std::string, std::int64_t>> movable{};
 };
+
+// Some of a set's values that wait in host memory together.
+struct Move {
+  std::vector<std::string> names;
+  std::int64_t bytes = 0;
+};
+// Sums of movable values: all of them; the largest that is at most `hidden`; and some in between, evenly spread.
+std::vector<Move> moves_of(const KeepSet& set, std::int64_t hidden);
+SavePlan with_move(SavePlan plan, const Move& move);
 
 // Of one block.
 struct BlockKeepSets {
@@ -34,9 +45,13 @@ struct BlockKeepSets {
 using Price = std::function<double(const Recorder::Interval&)>;
 
 // Of each block, for tokens of shape [B, T]. Blocks that do the same share one search. order: of the plans.
-std::vector<BlockKeepSets> keep_sets(const Model& model, const Shape& tokens, Order order, const Price& price);
+enum class Movable { NotAsked, Asked };
+std::vector<BlockKeepSets> keep_sets(const Model& model, const Shape& tokens, Order order, const Price& price,
+                                     Movable movable = Movable::NotAsked);
 
 // More marks than this are not combined freely: those that save most seconds a byte, alone, are.
 inline constexpr std::size_t kMarksCombined = 12;
+// Of a set's movable values so many, the largest, are combined; and so many of their sums are considered.
+inline constexpr std::size_t kMovableCombined = 8, kMovesOfASet = 10;
 
 }  // namespace regather

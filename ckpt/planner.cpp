@@ -1,51 +1,78 @@
 #include "ckpt/planner.h"
 
 #include <algorithm>
+#include <array>
+#include <iterator>
+#include <map>
+#include <span>
 
 #include "tensor/error.h"
 
 namespace regather {
 
-// Sorts, and drops what needs as much memory as another state and is no faster.
+// Sorts, and drops what needs as much memory as another state, and its first block as much, and is no faster.
 void KeepFrontier::prune(std::vector<State>& states, std::size_t most) {
   std::ranges::sort(states, [](const State& a, const State& b) {
     if (a.bytes != b.bytes) return a.bytes < b.bytes;
+    if (a.need != b.need) return a.need < b.need;
     if (a.seconds != b.seconds) return a.seconds < b.seconds;
     return a.choice != b.choice ? a.choice < b.choice : a.tail < b.tail;  // the same plan everywhere
   });
+  std::map<std::int64_t, double> fastest;  // of those before: need -> seconds, which fall as it grows
   std::size_t n = 0;
-  for (const State& s : states)
-    if (n == 0 || s.seconds < states[n - 1].seconds) states[n++] = s;
+  for (const State& s : states) {
+    auto after = fastest.upper_bound(s.need);
+    if (after != fastest.begin() && std::prev(after)->second <= s.seconds) continue;
+    while (after != fastest.end() && after->second >= s.seconds) after = fastest.erase(after);
+    fastest[s.need] = s.seconds;
+    states[n++] = s;
+  }
   states.resize(n);
-  if (n <= most) return;
-  // Of each stretch of bytes the smallest and the fastest stay.
-  const auto stretches = static_cast<double>(std::max<std::size_t>(1, most / 2));
-  const double low = static_cast<double>(states.front().bytes), width = static_cast<double>(states.back().bytes) - low;
+  if (n > most) thin(states, most);
+}
+
+// Of each stretch of bytes the smallest, the fastest, and the one whose first block needs least stay.
+void KeepFrontier::thin(std::vector<State>& states, std::size_t most) {
+  const bool needs = std::ranges::any_of(states, [](const State& s) { return s.need > 0; });
+  const auto stretches = static_cast<double>(std::max<std::size_t>(1, most / (needs ? 3 : 2)));
+  const double low = static_cast<double>(states.front().bytes),
+               width = std::max(1.0, static_cast<double>(states.back().bytes) - low);
   const auto stretch = [&](const State& s) {
     return static_cast<std::int64_t>((static_cast<double>(s.bytes) - low) / width * stretches);
   };
   std::size_t kept = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    const bool first = i == 0 || stretch(states[i - 1]) != stretch(states[i]);
-    const bool last = i + 1 == n || stretch(states[i + 1]) != stretch(states[i]);
-    if (first || last) states[kept++] = states[i];
+  for (std::size_t first = 0; first < states.size();) {
+    std::size_t end = first + 1;
+    while (end < states.size() && stretch(states[end]) == stretch(states[first])) ++end;
+    const auto of = std::span(states).subspan(first, end - first);
+    std::array<std::size_t, 3> stay = {
+        first, first + static_cast<std::size_t>(std::ranges::min_element(of, {}, &State::seconds) - of.begin()),
+        first + static_cast<std::size_t>(std::ranges::min_element(of, {}, &State::need) - of.begin())};
+    std::ranges::sort(stay);
+    const auto last = std::unique(stay.begin(), stay.end());
+    for (auto i = stay.begin(); i != last; ++i) states[kept++] = states[*i];  // kept <= *i
+    first = end;
   }
   states.resize(kept);
 }
 
 KeepFrontier::KeepFrontier(const KeepProblem& problem, std::size_t states) : states_(problem.blocks.size()) {
   check(!problem.blocks.empty(), "a plan needs blocks");
-  const std::vector<State> end = {{problem.head, 0, -1, 0}};
+  const std::vector<State> end = {{problem.head, problem.head, 0, -1, 0}};
+  const auto moves = [](const KeepChoice& c) { return c.moved > 0; };
   for (std::size_t b = problem.blocks.size(); b-- > 0;) {
-    check(!problem.blocks[b].empty(), "block {} has nothing to choose from", b);
+    const std::vector<KeepChoice>& choices = problem.blocks[b];
+    check(!choices.empty(), "block {} has nothing to choose from", b);
+    const bool asked = b > 0 && std::ranges::any_of(problem.blocks[b - 1], moves);
     const std::vector<State>& tails = b + 1 < problem.blocks.size() ? states_[b + 1] : end;
     std::vector<State>& here = states_[b];
-    here.reserve(tails.size() * problem.blocks[b].size());
+    here.reserve(tails.size() * choices.size());
     for (std::size_t t = 0; t < tails.size(); ++t)
-      for (std::size_t c = 0; c < problem.blocks[b].size(); ++c) {
-        const KeepChoice& choice = problem.blocks[b][c];
-        here.push_back({std::max(choice.need, choice.kept + tails[t].bytes), choice.seconds + tails[t].seconds,
-                        static_cast<int>(c), static_cast<std::uint32_t>(t)});
+      for (std::size_t c = 0; c < choices.size(); ++c) {
+        const KeepChoice& choice = choices[c];
+        const std::int64_t beside_next = choice.moved > 0 ? choice.kept + choice.moved + tails[t].need : 0;
+        here.push_back({std::max({choice.need, choice.kept + tails[t].bytes, beside_next}), asked ? choice.need : 0,
+                        choice.seconds + tails[t].seconds, static_cast<int>(c), static_cast<std::uint32_t>(t)});
       }
     prune(here, states);
     here.shrink_to_fit();

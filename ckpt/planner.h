@@ -1,6 +1,6 @@
-// Which of what each block may keep is kept, and how many blocks stay resident: the least time for every amount of
-// memory, exactly, by dynamic programming over bytes and seconds. Pure: numbers in, choices out; the same on every
-// rank. It does not know tapes, marks, devices or where the numbers come from.
+// Which of what each block may keep is kept, what of it waits in host memory, and how many blocks stay resident: the
+// least time for every amount of memory, exactly, by dynamic programming over bytes and seconds. Pure: numbers in,
+// choices out; the same on every rank. It does not know tapes, marks, devices or where the numbers come from.
 //
 // A block keeps something from its forward to its backward, when all later blocks have given theirs back. So what a
 // choice needs is beside what *earlier* blocks keep; at the head everything is held. With r(b) the bytes that blocks b,
@@ -8,6 +8,11 @@
 //     r(L) = head,    r(b) = max(need(b), kept(b) + r(b+1))
 // which grows with r(b+1). Fewer bytes and fewer seconds for the tail are therefore never worse for the whole, and the
 // set of (bytes, seconds) that no other choice beats is carried from the last block to the first.
+//
+// What is moved to the host leaves the device after the next block's forward and is back before that block's backward:
+// beside the next block, and beside no other. Then
+//     r(b) = max(need(b), kept(b) + r(b+1), kept(b) + moved(b) + need(b+1))
+// and a tail is a triple: what its first block needs counts, too, where the block before it may move something.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,9 +22,10 @@
 namespace regather {
 
 struct KeepChoice {
-  std::int64_t kept = 0;  // bytes from the block's forward to its backward, its input included
-  std::int64_t need = 0;  // the most at any time of its own forward and backward: these bytes, and what comes on top
-  double seconds = 0;     // of a step: what its backwards run again
+  std::int64_t kept = 0;   // bytes on the device from the block's forward to its backward, its input included
+  std::int64_t need = 0;   // the most at any time of its own forward and backward: kept, moved, and what comes on top
+  double seconds = 0;      // of a step: what its backwards run again, and how long they wait for copies
+  std::int64_t moved = 0;  // bytes that are in host memory in between; of the last block: 0
 };
 
 struct KeepProblem {
@@ -46,12 +52,13 @@ class KeepFrontier {
 
  private:
   struct State {
-    std::int64_t bytes;
+    std::int64_t bytes, need;  // need: of the first block alone; 0 where nobody asks
     double seconds;
     int choice;
     std::uint32_t tail;  // state of the next block
   };
   static void prune(std::vector<State>& states, std::size_t most);
+  static void thin(std::vector<State>& states, std::size_t most);
 
   std::vector<std::vector<State>> states_;  // by block
   std::vector<Point> points_;

@@ -21,10 +21,23 @@ Config few_blocks(const Config& config) {
   few.train.accumulation = std::min(config.train.accumulation, kMicroBatches);
   few.train.global_batch = 0;
   few.activation_checkpointing.policy = "full";
+  few.activation_checkpointing.offload = {};
   few.sharding.resident_slots = std::clamp<std::int64_t>(config.sharding.resident_slots, 1, few.model.layers);
   few.sharding.prefetch.reset();
   few.memory.limit = 0;
   return few;
+}
+
+// Copies as they are in a step: beside its computation.
+void learn_copies(CostModel& costs, const Config& few, RunInputs& inputs, Communicator& comm) {
+  Config moving = few;
+  moving.activation_checkpointing.offload = {.marks = {"all"}};
+  CpuDevice device;
+  Trainer trainer(inputs.model, device, comm, trainer_options(moving));
+  if (comm.size() > 1) device.between_ops = [&comm] { comm.progress(); };
+  for (int step = 0; step < kUnmeasured; ++step) trainer.step(inputs.batches(device.memory, comm.rank(), step));
+  for (const Stream direction : {Stream::ToHost, Stream::ToDevice})
+    costs.learn_copies(direction, device.copies(direction));
 }
 
 // A step that fails leaves no recorder behind on the communicator, which outlives it.
@@ -69,6 +82,7 @@ CostModel calibrate(const Config& config, Communicator& comm) {
   std::vector<CostModel::Step> steps;
   for (std::size_t i = 0; i < recordings.size(); ++i) steps.push_back({recordings[i].intervals, wire_bytes[i]});
   costs.learn(steps);
+  learn_copies(costs, few, inputs, comm);
   return mean_over_ranks(costs, comm);
 }
 

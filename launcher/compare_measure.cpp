@@ -386,6 +386,7 @@ Config with_policy(const Config& config, const std::string& policy) {
   // Left to the plan of policy budget; others have what is usual.
   if (policy != "budget" && copy.sharding.resident_slots == 0)
     copy.sharding.resident_slots = std::min(ShardingConfig().resident_slots, copy.model.layers);
+  if (policy != "budget" && copy.activation_checkpointing.offload.planned()) copy.activation_checkpointing.offload = {};
   with_context([&] { return "--policies " + policy; }, [&] { validate(copy); });
   return copy;
 }

@@ -189,10 +189,13 @@ struct OffloadConfig {
   std::vector<std::string> marks = {"none"};
   std::int64_t depth = 1, keep_last = 0;
   double fraction = 1;
-  bool on() const { return marks != std::vector<std::string>{"none"}; }
+  bool planned() const { return marks == std::vector<std::string>{"auto"}; }  // policy budget chooses
+  bool on() const { return !planned() && marks != std::vector<std::string>{"none"}; }
   void describe(Keys& k) {
-    k.list("marks", marks,
-           "none; all: whatever a block keeps; marks: what is kept by mark; or names as for keep, and input: a block's")
+    k.list(
+         "marks", marks,
+         "none; all: whatever a block keeps; marks: what is kept by mark; auto: what policy budget plans; or names as "
+         "for keep, and input: a block's")
         .or_one()
         .also({"cpu_offload", "activation_offload", "activations_cpu_offload", "enable_activation_offloading"});
     k.integer("depth", depth, between(1, 1 << 16),

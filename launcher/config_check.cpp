@@ -101,10 +101,11 @@ void check_marks(const Config& c, Rules& rules) {
   const auto alone = [&](const char* word) {
     return moved.size() != 1 && std::ranges::find(moved, word) != moved.end();
   };
-  if (moved.empty() || alone("none") || alone("all"))
-    return rules.refuse_if(true, {section + "offload.marks"},
-                           "value [{}] is not one word or some names; allowed: none, all, marks, or a list of names",
-                           fmt::join(moved, ", "));
+  if (moved.empty() || alone("none") || alone("all") || alone("auto"))
+    return rules.refuse_if(
+        true, {section + "offload.marks"},
+        "value [{}] is not one word or some names; allowed: none, all, marks, auto, or a list of names",
+        fmt::join(moved, ", "));
   std::string wrong;
   try {
     checkpoint_plan(c);
@@ -121,12 +122,27 @@ void check_offload(const OffloadConfig& o, Rules& rules) {
   const std::string section = "activation_checkpointing.offload.";
   const auto needs_marks = [&](const char* key, auto value, auto unset) {
     rules.refuse_if(!o.on() && value != unset, {section + key, section + "marks"},
-                    "value {} needs {}marks, which is none; allowed: {}", value, section, unset);
+                    "value {} needs {}marks, which is {}; allowed: {}", value, section, fmt::join(o.marks, ", "),
+                    unset);
   };
   const OffloadConfig unset;
   needs_marks("depth", o.depth, unset.depth);
   needs_marks("keep_last", o.keep_last, unset.keep_last);
   needs_marks("fraction", o.fraction, unset.fraction);
+}
+
+void check_planned_offload(const Config& c, Rules& rules) {
+  const CheckpointingConfig& a = c.activation_checkpointing;
+  const std::string section = "activation_checkpointing.";
+  rules.refuse_if(a.offload.planned() && a.policy != "budget", {section + "offload.marks", section + "policy"},
+                  "value auto is planned by policy budget; activation_checkpointing.policy is {}; allowed: none, all, "
+                  "marks, or a list of names",
+                  a.policy);
+  rules.refuse_if(a.offload.planned() && c.train.accumulation > 1 &&
+                      c.train.accumulation_order == TrainConfig::AccumulationOrder::LayerMajor,
+                  {section + "offload.marks", "train.accumulation_order"},
+                  "value auto is planned for train.accumulation_order batch_major, not layer_major; allowed: none, "
+                  "all, marks, or a list of names");
 }
 
 void check_checkpointing(const Config& c, Rules& rules) {
@@ -144,6 +160,7 @@ void check_checkpointing(const Config& c, Rules& rules) {
   }
   if (a.policy == "selective" || a.offload.on()) check_marks(c, rules);
   check_offload(a.offload, rules);
+  check_planned_offload(c, rules);
   rules.refuse_if(a.policy == "layers" && a.layers.empty(), {layers, "activation_checkpointing.policy"},
                   "value [] names no layer for policy layers; allowed: indices from 0 to {}, or policy none",
                   c.model.layers - 1);

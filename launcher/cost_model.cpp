@@ -107,6 +107,8 @@ CostModel CostModel::mean(const std::vector<CostModel>& of_ranks) {
   all.limits_.bytes = mean_of([](const CostModel& m) { return m.limits_.bytes; });
   all.seconds_a_wire_byte_ = mean_of([](const CostModel& m) { return m.seconds_a_wire_byte_; });
   all.overhead_an_operation_ = mean_of([](const CostModel& m) { return m.overhead_an_operation_; });
+  all.seconds_to_host_ = mean_of([](const CostModel& m) { return m.seconds_to_host_; });
+  all.seconds_to_device_ = mean_of([](const CostModel& m) { return m.seconds_to_device_; });
   for (auto& [name, samples] : all.measured_)
     for (std::size_t i = 0; i < samples.size(); ++i)
       samples[i].seconds = mean_of([&](const CostModel& m) {
@@ -130,6 +132,17 @@ double CostModel::seconds(const Recorder::Interval& i) const {
   return least_of_nearest > 0 ? nearest.seconds * least / least_of_nearest : nearest.seconds;
 }
 
+double CostModel::copy_seconds(Stream direction, double bytes) const {
+  const double measured = direction == Stream::ToHost ? seconds_to_host_ : seconds_to_device_;
+  return bytes * (measured > 0 ? measured : kFromLimits * 2 / limits_.bytes);  // read and written
+}
+
+void CostModel::learn_copies(Stream direction, const CopyCounts& counts) {
+  if (counts.bytes > 0)
+    (direction == Stream::ToHost ? seconds_to_host_ : seconds_to_device_) =
+        counts.seconds / static_cast<double>(counts.bytes);
+}
+
 std::string CostModel::to_json(const CostPlace& place) const {
   Json operations = Json::array();
   for (const auto& [name, samples] : measured_)
@@ -142,6 +155,7 @@ std::string CostModel::to_json(const CostPlace& place) const {
                      {"limits", {{"flops", limits_.flops}, {"bytes", limits_.bytes}}},
                      {"seconds_a_wire_byte", seconds_a_wire_byte_},
                      {"overhead_an_operation", overhead_an_operation_},
+                     {"seconds_a_copied_byte", {{"to_host", seconds_to_host_}, {"to_device", seconds_to_device_}}},
                      {"operations", operations}};
   return json.dump(1) + "\n";
 }
@@ -154,6 +168,10 @@ CostModel CostModel::from_json(std::string_view text) {
     CostModel costs({.flops = json.at("limits").at("flops"), .bytes = json.at("limits").at("bytes")});
     costs.seconds_a_wire_byte_ = json.at("seconds_a_wire_byte");
     costs.overhead_an_operation_ = json.at("overhead_an_operation");
+    if (json.contains("seconds_a_copied_byte")) {  // files of before there were copies have none
+      costs.seconds_to_host_ = json.at("seconds_a_copied_byte").at("to_host");
+      costs.seconds_to_device_ = json.at("seconds_a_copied_byte").at("to_device");
+    }
     for (const Json& o : json.at("operations"))
       costs.measured_[o.at("name").get<std::string>()].push_back(
           {{.flops = o.at("flops"), .bytes = o.at("bytes")}, o.at("seconds").get<double>()});

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tensor/device.h"
 #include "tensor/recorder.h"
 
 namespace regather {
@@ -41,6 +42,9 @@ class CostModel {
   double seconds(const Recorder::Interval& interval) const;
   // Of this rank's own time in collectives: starting, moving on and waiting.
   double communication_seconds(double wire_bytes) const { return seconds_a_wire_byte_ * wire_bytes; }
+  // Of copies to the host or back, beside the computation; the thread that does them shares the machine's memory.
+  double copy_seconds(Stream direction, double bytes) const;
+  void learn_copies(Stream direction, const CopyCounts& counts);  // of a few steps
   // What no operation accounts for, spread over them.
   double overhead_seconds(std::size_t operations) const {
     return overhead_an_operation_ * static_cast<double>(operations);
@@ -59,6 +63,7 @@ class CostModel {
   MachineLimits limits_;
   std::map<std::string, std::vector<Sample>, std::less<>> measured_;
   double seconds_a_wire_byte_ = 0, overhead_an_operation_ = 0;
+  double seconds_to_host_ = 0, seconds_to_device_ = 0;  // of a byte; 0: not measured
 };
 
 // Is it an operation, a copy or an update, rather than communication or what is around them?

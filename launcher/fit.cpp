@@ -103,6 +103,7 @@ class Fitting {
     Config c = config;
     if (c.activation_checkpointing.policy == "budget") {  // nothing is enough: the least that could be kept
       c.activation_checkpointing.policy = "full";
+      if (c.activation_checkpointing.offload.planned()) c.activation_checkpointing.offload.marks = {"all"};
       c.sharding.resident_slots = 1;
     }
     try {

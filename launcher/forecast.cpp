@@ -74,6 +74,7 @@ bool is_reduction(const Recorder::Flight& f) { return f.name.starts_with(name_of
 
 void add_reruns(StepForecast::Moment& moment, std::span<const Recorder::Interval> intervals, const CostModel* costs) {
   for (const Recorder::Interval& i : intervals) {
+    if (costs) moment.seconds += costs->seconds(i);
     if (i.activity != Recorder::Activity::Recompute) continue;
     moment.reruns.push_back(i.detail.empty() ? i.name : i.detail);
     if (costs) moment.rerun_seconds += costs->seconds(i);
@@ -105,6 +106,37 @@ double seconds_on_link(const Recorder& recorder, const std::vector<Mark>& marks,
   for (std::size_t i = marks.back().flight; i < flights.size(); ++i) transfer(flights[i]);
   compute(marks.back().interval, recorder.recording().intervals.size());
   return link.finish();
+}
+
+// Copies in each direction one after the other, beside what is computed; an action ends when what leaves with it has
+// arrived on the host, and begins when what it reads is back.
+double seconds_stalled(const std::vector<StepForecast::Moment>& moments, const StepPlan& plan, const CostModel& costs) {
+  std::map<std::pair<int, int>, std::int64_t> bytes;  // of a block and micro-batch
+  std::map<std::pair<int, int>, double> away, back;
+  double now = 0, out_free = 0, in_free = 0, stalled = 0;
+  const auto until = [&](double time) {
+    stalled += std::max(0.0, time - now);
+    now = std::max(now, time);
+  };
+  for (std::size_t t = 0; t < moments.size(); ++t) {
+    const StepForecast::Moment& m = moments[t];
+    const std::pair<int, int> own{m.action.part, m.action.micro_batch};
+    for (const StepPlan::Visit& v : plan.entries[t].fetches) {
+      const std::pair<int, int> visit{v.block, v.micro_batch};
+      in_free = std::max(in_free, now) + costs.copy_seconds(Stream::ToDevice, static_cast<double>(bytes[visit]));
+      back[visit] = in_free;
+    }
+    if (m.action.pass == Pass::Backward && back.contains(own)) until(back[own]);
+    now += m.seconds;
+    if (m.moved > 0) {
+      bytes[own] = m.moved;
+      out_free = std::max(out_free, now) + costs.copy_seconds(Stream::ToHost, static_cast<double>(m.moved));
+      away[own] = out_free;
+    }
+    for (const StepPlan::Visit& v : plan.entries[t].leaves)
+      if (const auto arrived = away.find({v.block, v.micro_batch}); arrived != away.end()) until(arrived->second);
+  }
+  return stalled;
 }
 
 StepForecast::Seconds price(const Recorder& recorder, const CostModel& costs) {
@@ -148,18 +180,23 @@ StepForecast forecast_step(const Config& config, const Model& model, int rank, i
   comm->set_recorder(&recorder);
   std::vector<Mark> marks;
   const auto& entries = trainer.stack().plan().entries;
-  std::int64_t live = 0;
+  std::int64_t live = 0, moved = 0;
+  std::map<std::pair<int, int>, std::int64_t>
+      moved_of;  // block and micro-batch -> bytes on their way, or in host memory
   trainer.stack().before_action = [&](std::size_t t) {
     const Peaks::Since since = peaks.take(forecast);
-    const std::int64_t now = device.memory.live(Tag::Activations);
+    const std::int64_t now = device.memory.live(Tag::Activations), away = trainer.stack().offloader().moved_bytes();
     if (t == 0) {
       forecast.outside = since.all;
     } else {
       StepForecast::Moment& moment = forecast.moments.emplace_back(
-          StepForecast::Moment{entries[t - 1].action, since.activations, since.all, now - live});
+          StepForecast::Moment{entries[t - 1].action, since.activations, since.all, now - live, away - moved});
+      for (const StepPlan::Visit& v : entries[t - 1].leaves) moment.kept += moved_of[{v.block, v.micro_batch}];
+      moved_of[{moment.action.part, moment.action.micro_batch}] = moment.moved;
       add_reruns(moment, std::span(recorder.recording().intervals).subspan(marks.back().interval), options.costs);
     }
     live = now;
+    moved = away;
     marks.push_back({recorder.recording().intervals.size(), recorder.recording().flights.size()});
   };
   const StepReport report = trainer.step(batches);
@@ -174,6 +211,7 @@ StepForecast forecast_step(const Config& config, const Model& model, int rank, i
   forecast.recomputed_flops = report.recomputed_flops;
   if (options.costs) {
     forecast.seconds = price(recorder, *options.costs);
+    forecast.seconds.stalled = seconds_stalled(forecast.moments, trainer.stack().plan(), *options.costs);
     forecast.seconds.communication =
         options.bandwidth > 0
             ? seconds_on_link(recorder, marks, trainer.stack().plan(), model, *options.costs, options.bandwidth)

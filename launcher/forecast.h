@@ -25,7 +25,8 @@ struct StepForecast : MemoryForecast {
   // Of a rank's step; all zero without costs.
   struct Seconds {
     double forward = 0, recompute = 0, backward = 0, update = 0, copy = 0, communication = 0, overhead = 0;
-    double total() const { return forward + recompute + backward + update + copy + communication + overhead; }
+    double stalled = 0;  // for copies to the host and back
+    double total() const { return forward + recompute + backward + update + copy + communication + overhead + stalled; }
   };
   Seconds seconds;
 
@@ -33,7 +34,9 @@ struct StepForecast : MemoryForecast {
   struct Moment {
     Action action;
     std::int64_t activations = 0, all = 0;  // the most that is live during it: of the kind Activations; of every kind
-    std::int64_t kept = 0;                  // by how much the live activations grew
+    std::int64_t kept = 0;   // by how much the live activations grew, but for what others gave back meanwhile
+    std::int64_t moved = 0;  // of what it kept: sets out for the host
+    double seconds = 0;      // of its operations
     double rerun_seconds = 0;
     std::vector<std::string> reruns{};  // what runs again: marks, or names of operations
   };

@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::size_t kListed = 12;  // points of a frontier that are listed; all are considered
 constexpr int kTries = 8;
+constexpr std::size_t kMoveWork = 4'000'000;  // states times choices of all blocks, where values may be moved
 
 // Tapes that are alive: those under a block's plan, and those that keep everything because their backward comes first.
 struct Tapes {
@@ -25,25 +26,57 @@ struct Constraint {
   bool whole = false, backward = false;
 };
 
-// What of a step does not depend on the choice: found by taking from every moment of the step in which blocks keep
-// their inputs only what those inputs, and the block that runs, need.
+// A choice of a block, as it is carried out.
+struct KeptAs {
+  const KeepSet* set;
+  Move move{};
+};
+
+// As good in everything.
+bool beats(const KeepChoice& a, const KeepChoice& b) {
+  return a.kept <= b.kept && a.moved <= b.moved && a.need <= b.need && a.seconds <= b.seconds;
+}
+
+// The problem that the planner solves, for the bytes of one kind or of all. What of a step does not depend on the
+// choice (base: the step in which every block keeps nothing but its input) is found by taking from every moment of the
+// step in which blocks keep their inputs only what those inputs, and the block that runs, need.
 class Moments {
  public:
-  Moments(const std::vector<BlockKeepSets>& sets, const StepForecast& base, Counted counted)
-      : sets_(sets), counted_(counted), constraints_(sets.size()), alive_(sets.size()), planned_(sets.size(), 0) {
+  // copies: what it costs to move values.
+  Moments(const std::vector<BlockKeepSets>& sets, const StepForecast& base, Counted counted, const CostModel& copies)
+      : sets_(sets),
+        counted_(counted),
+        copies_(copies),
+        beside_(sets.size()),
+        constraints_(sets.size()),
+        alive_(sets.size()),
+        planned_(sets.size(), 0) {
     if (counted == Counted::AllBytes) floor_ = base.outside;
     for (const StepForecast::Moment& m : base.moments) m.action.part >= 0 ? of_block(m) : of_root(m);
   }
 
-  KeepProblem problem() const {
+  // as: what each choice is.
+  KeepProblem problem(std::vector<std::vector<KeptAs>>& as) const {
     KeepProblem p{.blocks = {}, .head = head_};
     for (std::size_t b = 0; b < sets_.size(); ++b) {
       auto& choices = p.blocks.emplace_back();
+      auto& kept_as = as.emplace_back();
       if (planned_[b] == 0) {  // its plan is never asked for
         choices.push_back(choice(b, sets_[b].whole));
+        kept_as.push_back({&sets_[b].whole});
         continue;
       }
-      for (const KeepSet& set : sets_[b].sets) choices.push_back(choice(b, set));
+      for (const KeepSet& set : sets_[b].sets) {
+        const KeepChoice stays = choice(b, set);
+        choices.push_back(stays);
+        kept_as.push_back({&set});
+        if (set.movable.empty() || b + 1 == sets_.size()) continue;
+        for (const Move& move : moves_of(set, hidden_bytes(b + 1))) {
+          choices.push_back(moving(stays, b, move));
+          kept_as.push_back({&set, move});
+        }
+      }
+      drop_beaten(choices, kept_as);
     }
     // Nothing is kept before the first block: what the step needs there is needed whatever is chosen.
     for (KeepChoice& c : p.blocks.front()) c.need = std::max(c.need, floor_);
@@ -51,6 +84,39 @@ class Moments {
   }
 
  private:
+  static void drop_beaten(std::vector<KeepChoice>& choices, std::vector<KeptAs>& as) {
+    if (std::ranges::none_of(as, [](const KeptAs& a) { return !a.move.names.empty(); })) return;
+    std::vector<KeepChoice> left;
+    std::vector<KeptAs> left_as;
+    for (std::size_t i = 0; i < choices.size(); ++i) {
+      bool beaten = false;
+      for (std::size_t j = 0; j < choices.size() && !beaten; ++j)
+        beaten = j != i && beats(choices[j], choices[i]) && (j < i || !beats(choices[i], choices[j]));
+      if (beaten) continue;
+      left.push_back(choices[i]);
+      left_as.push_back(std::move(as[i]));
+    }
+    choices = std::move(left);
+    as = std::move(left_as);
+  }
+  // What a block has beside its own operations to hide the copies of the block before it: its forward, and its backward
+  // without what runs again, which its own choice may spare.
+  struct Beside {
+    double forward = 0, backward = 0;
+  };
+  std::int64_t hidden_bytes(std::size_t next) const {
+    const double out = beside_[next].forward / copies_.copy_seconds(Stream::ToHost, 1),
+                 back = beside_[next].backward / copies_.copy_seconds(Stream::ToDevice, 1);
+    return static_cast<std::int64_t>(std::min({out, back, 1e18}));
+  }
+  KeepChoice moving(KeepChoice c, std::size_t b, const Move& move) const {
+    const auto bytes = static_cast<double>(move.bytes);
+    c.kept -= move.bytes;
+    c.moved = move.bytes;
+    c.seconds += planned_[b] * (std::max(0.0, copies_.copy_seconds(Stream::ToHost, bytes) - beside_[b + 1].forward) +
+                                std::max(0.0, copies_.copy_seconds(Stream::ToDevice, bytes) - beside_[b + 1].backward));
+    return c;
+  }
   std::int64_t kept(std::size_t b, const Tapes& tapes, const KeepSet& set) const {
     return tapes.planned * set.activations.kept + tapes.whole * sets_[b].whole.activations.kept;
   }
@@ -86,6 +152,7 @@ class Moments {
     const Action& a = m.action;
     const auto b = static_cast<std::size_t>(a.part);
     Constraint c{.backward = a.pass == Pass::Backward};
+    (c.backward ? beside_[b].backward : beside_[b].forward) = m.seconds - m.rerun_seconds;
     bool& whole = whole_[{a.part, a.micro_batch}];
     if (!c.backward) whole = a.keep_activations;
     c.whole = whole;
@@ -100,6 +167,8 @@ class Moments {
 
   const std::vector<BlockKeepSets>& sets_;
   Counted counted_;
+  const CostModel& copies_;
+  std::vector<Beside> beside_;
   std::int64_t head_ = 0, floor_ = 0;
   std::vector<std::vector<Constraint>> constraints_;
   std::vector<Tapes> alive_, at_head_;
@@ -113,14 +182,16 @@ class Search {
   Search(const Config& config, const Model& model, int world, const CostModel& costs, Counted counted)
       : config_(config), model_(model), world_(world), costs_(costs), counted_(counted) {
     const Order order = checkpoint_order(config).value_or(Order::Lazy);
-    sets_ = keep_sets(model, {config.train.micro_batch, config.data.sequence}, order,
-                      [&](const Recorder::Interval& i) { return costs.seconds(i) + costs.overhead_seconds(1); });
+    sets_ = keep_sets(
+        model, {config.train.micro_batch, config.data.sequence}, order,
+        [&](const Recorder::Interval& i) { return costs.seconds(i) + costs.overhead_seconds(1); },
+        config.activation_checkpointing.offload.planned() ? Movable::Asked : Movable::NotAsked);
     std::vector<SavePlan> nothing;
     for (const BlockKeepSets& of_block : sets_) nothing.push_back(of_block.nothing.plan);
     first_slots_ = std::max<int>(1, static_cast<int>(config.sharding.resident_slots));
     base_ = forecast(nothing, first_slots_);
-    problem_ = keep_problem(sets_, base_, counted);
-    frontier_.emplace(problem_);
+    problem_ = Moments(sets_, base_, counted, costs).problem(as_);
+    frontier_.emplace(problem_, states());
     std::size_t reruns = 0;
     for (const StepForecast::Moment& m : base_.moments) reruns += m.reruns.size();
     other_seconds_ = base_.seconds.total() - base_.seconds.recompute - costs.overhead_seconds(reruns);
@@ -176,11 +247,17 @@ class Search {
   std::vector<SavePlan> plans(std::size_t point) const {
     std::vector<SavePlan> blocks;
     const std::vector<int> choices = frontier_->choices(point);
-    for (std::size_t b = 0; b < sets_.size(); ++b) blocks.push_back(chosen(b, choices[b]).plan);
+    for (std::size_t b = 0; b < sets_.size(); ++b)
+      blocks.push_back(with_move(chosen(b, choices[b]).set->plan, chosen(b, choices[b]).move));
     return blocks;
   }
-  const KeepSet& chosen(std::size_t b, int choice) const {
-    return problem_.blocks[b].size() == 1 ? sets_[b].whole : sets_[b].sets[static_cast<std::size_t>(choice)];
+  const KeptAs& chosen(std::size_t b, int choice) const { return as_[b][static_cast<std::size_t>(choice)]; }
+  // Fewer, where there are more choices: a plan is to be made in a second.
+  std::size_t states() const {
+    if (!config_.activation_checkpointing.offload.planned()) return KeepFrontier::kStates;
+    std::size_t choices = 0;
+    for (const auto& of_block : problem_.blocks) choices += of_block.size();
+    return std::clamp<std::size_t>(kMoveWork / choices, 256, KeepFrontier::kStates);
   }
   KeepPlan::Point point(std::size_t i, int slots) const {
     const KeepFrontier::Point& p = frontier_->points()[i];
@@ -188,7 +265,8 @@ class Search {
                         other_seconds_ + p.seconds + slots_.seconds[static_cast<std::size_t>(slots) - 1], 0, 0, 0};
     const std::vector<int> choices = frontier_->choices(i);
     for (std::size_t b = 0; b < sets_.size(); ++b) {
-      const KeepSet& set = chosen(b, choices[b]);
+      const KeepSet& set = *chosen(b, choices[b]).set;
+      out.host += chosen(b, choices[b]).move.bytes;
       ++(set.flops == 0 ? out.everything : set.keep.empty() ? out.inputs_only : out.partly);
     }
     return out;
@@ -199,16 +277,19 @@ class Search {
     slots_.seconds = {0};
     if (config_.sharding.resident_slots > 0 || config_.sharding.strategy != ShardingConfig::Strategy::Full) return;
     PartUnits units;
-    std::int64_t largest = 0;
+    std::int64_t largest = 0;  // a unit, whole; of a slot that is given up, the vectors stay
     for (const Part& block : model_.blocks) {
       units.blocks.push_back(block.units);
-      std::int64_t trainable = 0, frozen = 0;
-      for (const ParamInfo& p : model_.units[static_cast<std::size_t>(block.units[0])].params)
+      std::int64_t trainable = 0, frozen = 0, vectors = 0;
+      for (const ParamInfo& p : model_.units[static_cast<std::size_t>(block.units[0])].params) {
         (p.trainable ? trainable : frozen) += p.shape.numel();
+        if (p.shape.ndim() == 1) vectors += p.shape.numel();
+      }
       const auto padded = [&](std::int64_t n) { return (n + world_ - 1) / world_ * world_; };
-      largest = std::max(largest, (padded(trainable) + padded(frozen)) * std::int64_t{4});
+      const std::int64_t whole = padded(trainable) + padded(frozen);
+      largest = std::max(largest, whole * std::int64_t{4});
+      slots_.bytes_per_slot = std::max(slots_.bytes_per_slot, (whole - vectors) * std::int64_t{4});
     }
-    slots_.bytes_per_slot = largest;
     without_slots_ = -slots_.bytes_per_slot * first_slots_;
     const double wire = static_cast<double>(largest) * (world_ - 1) / world_;
     StepPlanOptions options = trainer_options(with_plan(config_, {.blocks = plans(0), .slots = first_slots_})).plan;
@@ -232,6 +313,7 @@ class Search {
   std::vector<BlockKeepSets> sets_;
   StepForecast base_;
   KeepProblem problem_;
+  std::vector<std::vector<KeptAs>> as_;  // of each block and choice
   std::optional<KeepFrontier> frontier_;
   SlotProblem slots_;
   std::int64_t without_slots_ = 0;
@@ -239,10 +321,6 @@ class Search {
 };
 
 }  // namespace
-
-KeepProblem keep_problem(const std::vector<BlockKeepSets>& sets, const StepForecast& base, Counted counted) {
-  return Moments(sets, base, counted).problem();
-}
 
 KeepPlan make_keep_plan(const Config& config, const Model& model, int world, const CostModel& costs) {
   const std::int64_t budget = config.activation_checkpointing.budget;

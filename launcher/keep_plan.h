@@ -1,8 +1,9 @@
-// Makes the plan of `activation_checkpointing.policy: budget`: which values each block keeps, and how many blocks stay
-// resident, so that a step is fastest within activation_checkpointing.budget, or within memory.limit. What values cost
-// and need comes from the model's own code (ckpt/keep_sets.h) and from a step without storage (launcher/forecast.h);
-// the choice is the planner's (ckpt/planner.h), and the step that was chosen is run without storage once more: the
-// bytes that are stated are the allocator's. The same on every rank that has the same costs.
+// Makes the plan of `activation_checkpointing.policy: budget`: which values each block keeps, which of them wait in
+// host memory (with `offload: auto`), and how many blocks stay resident, so that a step is fastest within
+// activation_checkpointing.budget, or within memory.limit. What values cost and need comes from the model's own code
+// (ckpt/keep_sets.h) and from a step without storage (launcher/forecast.h); the choice is the planner's
+// (ckpt/planner.h), and the step that was chosen is run without storage once more: the bytes that are stated are the
+// allocator's. The same on every rank that has the same costs.
 #pragma once
 #include <optional>
 #include <vector>
@@ -13,10 +14,7 @@
 
 namespace regather {
 
-// The problem that the planner solves, for the bytes of one kind or of all. base: the step in which every block keeps
-// nothing but its input.
 enum class Counted { ActivationBytes, AllBytes };
-KeepProblem keep_problem(const std::vector<BlockKeepSets>& sets, const StepForecast& base, Counted counted);
 
 struct KeepPlan {
   std::vector<SavePlan> blocks{};
@@ -27,6 +25,7 @@ struct KeepPlan {
     std::int64_t bytes;                   // at the peak, of what is counted
     double seconds;                       // of a step
     int inputs_only, partly, everything;  // blocks that keep so much
+    std::int64_t host = 0;                // bytes that wait in host memory
   };
   std::vector<Point> frontier{};  // from least memory to least time
   std::size_t chosen = 0;         // of the frontier

@@ -31,9 +31,15 @@ struct BlockRow {
 };
 
 std::string kept_words(const SavePlan& plan) {
-  if (plan.unmarked == Placement::Keep && plan.placed(Placement::Drop).empty()) return "everything";
-  const std::vector<std::string> marks = plan.placed(Placement::Keep);
-  return marks.empty() ? "its input" : fmt::format("its input, {}", fmt::join(marks, ", "));
+  std::vector<std::string> here = plan.placed(Placement::Keep), away = plan.placed(Placement::Offload);
+  auto& of_input = plan.inputs == Placement::Offload ? away : here;
+  of_input.insert(of_input.begin(), "its input");
+  const bool all = plan.unmarked != Placement::Drop && plan.placed(Placement::Drop).empty();
+  const std::string words = all            ? "everything"
+                            : here.empty() ? "nothing here"
+                                           : fmt::format("{}", fmt::join(here, ", "));
+  if (plan.unmarked == Placement::Offload) return words + ", in host memory";
+  return away.empty() ? words : fmt::format("{}; in host memory: {}", words, fmt::join(away, ", "));
 }
 
 std::vector<BlockRow> block_rows(const PlanReport& r) {
@@ -97,6 +103,8 @@ TextTable time_table(const PlanReport& r) {
                                                   {"communication, not hidden", s.communication},
                                                   {"between operations", s.overhead}};
   for (const auto& [name, seconds] : parts) table.row({fmt::format("  {}", name), milliseconds(seconds)});
+  if (std::ranges::any_of(r.forecast.moments, [](const auto& m) { return m.moved > 0; }))
+    table.row({"  waiting for the host's memory", milliseconds(s.stalled)});
   return table;
 }
 
@@ -122,15 +130,28 @@ const char* counted_words(Counted counted) {
 }
 
 TextTable frontier_table(const KeepPlan& plan) {
-  TextTable table({fmt::format("{}, MiB", counted_words(plan.counted)), "step, ms", "slower", "blocks that keep: input",
-                   "some", "everything", ""});
+  const bool moves = std::ranges::any_of(plan.frontier, [](const KeepPlan::Point& p) { return p.host > 0; });
+  std::vector<std::string> head{fmt::format("{}, MiB", counted_words(plan.counted)),
+                                "step, ms",
+                                "slower",
+                                "blocks that keep: input",
+                                "some",
+                                "everything",
+                                ""};
+  if (moves) head.insert(head.end() - 1, "host, MiB");
+  TextTable table(std::move(head));
   const double fastest = plan.frontier.empty() ? 0 : plan.frontier.back().seconds;
   for (std::size_t i = 0; i < plan.frontier.size(); ++i) {
     const KeepPlan::Point& p = plan.frontier[i];
-    table.row({mebibytes(p.bytes), milliseconds(p.seconds),
-               fmt::format("{:.1f}%", fastest > 0 ? 100 * (p.seconds / fastest - 1) : 0.0),
-               fmt::format("{}", p.inputs_only), fmt::format("{}", p.partly), fmt::format("{}", p.everything),
-               i == plan.chosen ? "<- this plan" : ""});
+    std::vector<std::string> cells{mebibytes(p.bytes),
+                                   milliseconds(p.seconds),
+                                   fmt::format("{:.1f}%", fastest > 0 ? 100 * (p.seconds / fastest - 1) : 0.0),
+                                   fmt::format("{}", p.inputs_only),
+                                   fmt::format("{}", p.partly),
+                                   fmt::format("{}", p.everything),
+                                   i == plan.chosen ? "<- this plan" : ""};
+    if (moves) cells.insert(cells.end() - 1, mebibytes(p.host));
+    table.row(std::move(cells));
   }
   return table;
 }
@@ -175,6 +196,7 @@ std::string to_json(const PlanReport& r) {
   for (const KeepPlan::Point& p : r.keep.frontier)
     frontier.push_back({{"bytes", p.bytes},
                         {"step_seconds", p.seconds},
+                        {"host_bytes", p.host},
                         {"blocks", {{"input", p.inputs_only}, {"some", p.partly}, {"everything", p.everything}}}});
   const StepForecast::Seconds& s = r.forecast.seconds;
   const Json json = {
@@ -195,6 +217,7 @@ std::string to_json(const PlanReport& r) {
         {"copies", s.copy},
         {"communication", s.communication},
         {"overhead", s.overhead},
+        {"stalled", s.stalled},
         {"calibrated", r.prices == PlanReport::Prices::Measured}}},
       {"collectives",
        {{"per_step", Json::parse(collectives_json(r.forecast.collectives))}, {"bytes_on_wire", r.forecast.wire_bytes}}},

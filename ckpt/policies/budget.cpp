@@ -1,11 +1,18 @@
 // Each block keeps what was planned for it: the fastest step within a budget (launcher/keep_plan.h makes the plan,
 // since it takes the model and what its operations cost).
+#include <algorithm>
+
 #include "ckpt/policy.h"
 
 namespace regather {
 namespace {
 
 bool drops(const SavePlan& plan) { return plan.unmarked == Placement::Drop || !plan.placed(Placement::Drop).empty(); }
+
+bool moves(const SavePlan& plan) {
+  return plan.inputs == Placement::Offload || plan.unmarked == Placement::Offload ||
+         !plan.placed(Placement::Offload).empty();
+}
 
 }  // namespace
 
@@ -16,6 +23,7 @@ CheckpointPlan make_budget(const PolicyOptions& options, int blocks) {
   for (SavePlan& block : plan.blocks) block.order = options.order.value_or(block.order);
   for (int b = 0; b < blocks; ++b)
     if (drops(plan.blocks[static_cast<std::size_t>(b)])) plan.checkpointed.push_back(b);
+  if (std::ranges::any_of(plan.blocks, moves)) plan.offload_depth = 1;  // as the planner counts on
   return plan;
 }
 

@@ -11,18 +11,20 @@
 namespace regather {
 namespace {
 
-// The peak of a step, moment by moment: forwards, the head, backwards.
+// The peak of a step, moment by moment: forwards, the head, backwards. What a block moves to the host is on the device
+// beside the next block's forward and backward.
 std::int64_t peak_of(const KeepProblem& p, const std::vector<int>& choices) {
   std::int64_t held = 0, peak = 0;
   const auto choice = [&](std::size_t b) { return p.blocks[b][static_cast<std::size_t>(choices[b])]; };
+  const auto passing = [&](std::size_t b) { return b > 0 ? choice(b - 1).moved : 0; };
   for (std::size_t b = 0; b < p.blocks.size(); ++b) {
-    peak = std::max(peak, held + choice(b).need);
+    peak = std::max(peak, held + passing(b) + choice(b).need);
     held += choice(b).kept;
   }
   peak = std::max(peak, held + p.head);
   for (std::size_t b = p.blocks.size(); b-- > 0;) {
     held -= choice(b).kept;
-    peak = std::max(peak, held + choice(b).need);
+    peak = std::max(peak, held + passing(b) + choice(b).need);
   }
   return peak;
 }
@@ -44,7 +46,8 @@ void every_plan(const KeepProblem& p, const std::function<void(const std::vector
   }
 }
 
-KeepProblem random_problem(std::mt19937& random, int blocks, int choices) {
+// moves: every block but the last has choices that move something.
+KeepProblem random_problem(std::mt19937& random, int blocks, int choices, bool moves = false) {
   const auto draw = [&](std::int64_t low, std::int64_t high) {
     return std::uniform_int_distribution<std::int64_t>(low, high)(random);
   };
@@ -52,8 +55,8 @@ KeepProblem random_problem(std::mt19937& random, int blocks, int choices) {
   for (int b = 0; b < blocks; ++b) {
     auto& of_block = p.blocks.emplace_back();
     for (int c = 0; c < choices; ++c) {
-      const std::int64_t kept = draw(1, 100) * 1000;
-      of_block.push_back({kept, kept + draw(0, 200) * 1000, static_cast<double>(draw(0, 1000)) / 64});
+      const std::int64_t kept = draw(1, 100) * 1000, moved = moves && b + 1 < blocks ? draw(0, 100) * 1000 : 0;
+      of_block.push_back({kept, kept + moved + draw(0, 200) * 1000, static_cast<double>(draw(0, 1000)) / 64, moved});
     }
   }
   p.head = draw(0, 300) * 1000;
@@ -62,8 +65,8 @@ KeepProblem random_problem(std::mt19937& random, int blocks, int choices) {
 
 TEST(Planner, IsAsFastAsTheFastestOfAllPlansWithinAnyMemory) {
   std::mt19937 random(1);
-  for (int round = 0; round < 40; ++round) {
-    const KeepProblem p = random_problem(random, 1 + round % 6, 2 + round % 4);
+  for (int round = 0; round < 60; ++round) {
+    const KeepProblem p = random_problem(random, 1 + round % 6, 2 + round % 4, round % 3 > 0);
     const KeepFrontier frontier(p);
     std::int64_t least = std::numeric_limits<std::int64_t>::max(), most = 0;
     every_plan(p, [&](const std::vector<int>& plan) {
@@ -87,15 +90,17 @@ TEST(Planner, IsAsFastAsTheFastestOfAllPlansWithinAnyMemory) {
 
 TEST(Planner, PointsAreThePeakAndTheTimeOfTheirPlans) {
   std::mt19937 random(2);
-  const KeepProblem p = random_problem(random, 12, 9);
-  for (const std::size_t states : {std::size_t{32}, KeepFrontier::kStates}) {
-    const KeepFrontier frontier(p, states);
-    for (std::size_t i = 0; i < frontier.points().size(); ++i) {
-      EXPECT_EQ(peak_of(p, frontier.choices(i)), frontier.points()[i].bytes);
-      EXPECT_DOUBLE_EQ(seconds_of(p, frontier.choices(i)), frontier.points()[i].seconds);
-      if (i == 0) continue;
-      EXPECT_GT(frontier.points()[i].bytes, frontier.points()[i - 1].bytes);
-      EXPECT_LT(frontier.points()[i].seconds, frontier.points()[i - 1].seconds);
+  for (const bool moves : {false, true}) {
+    const KeepProblem p = random_problem(random, 12, 9, moves);
+    for (const std::size_t states : {std::size_t{32}, KeepFrontier::kStates}) {
+      const KeepFrontier frontier(p, states);
+      for (std::size_t i = 0; i < frontier.points().size(); ++i) {
+        EXPECT_EQ(peak_of(p, frontier.choices(i)), frontier.points()[i].bytes);
+        EXPECT_DOUBLE_EQ(seconds_of(p, frontier.choices(i)), frontier.points()[i].seconds);
+        if (i == 0) continue;
+        EXPECT_GT(frontier.points()[i].bytes, frontier.points()[i - 1].bytes);
+        EXPECT_LT(frontier.points()[i].seconds, frontier.points()[i - 1].seconds);
+      }
     }
   }
 }
@@ -103,8 +108,8 @@ TEST(Planner, PointsAreThePeakAndTheTimeOfTheirPlans) {
 TEST(Planner, ThinnedFrontiersStayWithinAPercentOfTheExactOne) {
   std::mt19937 random(3);
   for (int round = 0; round < 10; ++round) {
-    const KeepProblem p = random_problem(random, 6, 6);
-    const KeepFrontier exact(p, 1U << 20U), thin(p, 128);
+    const KeepProblem p = random_problem(random, 6, 6, round % 2 > 0);
+    const KeepFrontier exact(p, 1U << 20U), thin(p, round % 2 > 0 ? 512 : 128);
     const std::int64_t least = exact.points().front().bytes, most = exact.points().back().bytes;
     EXPECT_EQ(thin.points().front().bytes, least);
     for (int i = 0; i <= 20; ++i) {
@@ -125,6 +130,19 @@ TEST(Planner, WhatABackwardNeedsIsBesideWhatEarlierBlocksKeep) {
   EXPECT_EQ(within(70), (std::vector<int>{0, 1, 1}));
   EXPECT_EQ(within(89), (std::vector<int>{0, 1, 1}));
   EXPECT_EQ(within(90), (std::vector<int>{1, 1, 1}));
+}
+
+// Moved bytes are beside the next block only: the second block sees them, the head does not.
+TEST(Planner, WhatIsMovedToTheHostIsBesideTheNextBlockAlone) {
+  const std::vector<KeepChoice> first = {{30, 30, 0.0}, {10, 30, 0.5, 20}}, others = {{10, 10, 0.0}};
+  const KeepFrontier frontier({{first, others, others}, 40});
+  const auto within = [&](std::int64_t bytes) { return frontier.choices(frontier.within(bytes).value())[0]; };
+  EXPECT_FALSE(frontier.within(69));
+  EXPECT_EQ(within(70), 1);  // 10 + 10 + 10 and the head
+  EXPECT_EQ(within(89), 1);
+  EXPECT_EQ(within(90), 0);
+  const std::vector<KeepChoice> wide = {{10, 60, 0.0}};
+  EXPECT_EQ(KeepFrontier({{first, wide, others}, 40}).points().front().bytes, 90);  // 10 + 20 + 60: as without moving
 }
 
 TEST(Planner, TheHeadIsBesideWhatAllBlocksKeep) {

@@ -368,8 +368,14 @@ TEST(Config, OffloadRefusesWhatIsNotKept) {
   refused("marks", at + "policy full keeps no value that 'marks' stands for, so none can be offloaded; allowed: all, "
                         "input, or names of what it keeps");
   refused("[all, mid]",
-          at + "value [all, mid] is not one word or some names; allowed: none, all, marks, or a list of names");
-  refused("[]", at + "value [] is not one word or some names; allowed: none, all, marks, or a list of names");
+          at + "value [all, mid] is not one word or some names; allowed: none, all, marks, auto, or a list of names");
+  refused("[]", at + "value [] is not one word or some names; allowed: none, all, marks, auto, or a list of names");
+  refused("auto", at +
+                      "value auto is planned by policy budget; activation_checkpointing.policy is full; allowed: none, "
+                      "all, marks, or a list of names");
+  EXPECT_EQ(parse(kData + "activation_checkpointing: {policy: budget, offload: auto}\n")
+                .activation_checkpointing.offload.marks,
+            std::vector<std::string>{"auto"});
   EXPECT_TRUE(
       refusal(kData + "activation_checkpointing: {offload: mpl.up}\n").starts_with(at + "'mpl.up' matches no mark"));
 }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <random>
 
 #include "tests/launcher/training_run.h"
 
@@ -148,6 +149,99 @@ TEST(KeepPlan, NothingThatCouldBeKeptIsFaster) {
     for (const Combination& c : all)
       if (c.bytes <= budget) fastest = std::min(fastest, c.seconds);
     EXPECT_LE(plan.frontier[plan.chosen].seconds, 1.0001 * fastest) << part;
+  }
+}
+
+// ---- host memory ----------------------------------------------------------------------------------------------------
+
+// Beside operations at 1e10 flops and bytes a second.
+CostModel copying_at(double bytes_a_second) {
+  return CostModel::from_json(fmt::format(
+      R"({{"format": 1, "machine": "", "threads": 1, "ranks": 2, "limits": {{"flops": 1e10, "bytes": 1e10}},
+          "seconds_a_wire_byte": 0, "overhead_an_operation": 0,
+          "seconds_a_copied_byte": {{"to_host": {0}, "to_device": {0}}}, "operations": []}})",
+      1 / bytes_a_second));
+}
+
+Config moving(const RunSetup& s, std::int64_t budget) {
+  Config c = config_of(s);
+  c.activation_checkpointing.offload.marks = {"auto"};
+  c.activation_checkpointing.budget = budget;
+  return c;
+}
+
+TEST(KeepPlan, WhatWaitsInHostMemoryIsPlannedToTheByteAndNumbersStayTheSame) {
+  for (RunSetup s : setups()) {
+    if (s.plan.order == AccumulationOrder::LayerMajor) continue;  // refused
+    s.model.layers = 5;
+    const Model model = make_model(s.model);
+    const RunResult none = train(s);
+    const std::int64_t least_here = range_of(s).least;
+    for (const double speed : {1e8, 1e12}) {
+      const CostModel costs = copying_at(speed);
+      const KeepPlan all = explore_keep_plans(moving(s, 0), model, s.world, costs);
+      const std::int64_t least = all.frontier.front().bytes, most = all.frontier.back().bytes;
+      EXPECT_LT(least, least_here) << "inputs can wait in host memory, too";
+      for (const int part : {0, 1, 2}) {
+        const KeepPlan plan = make_keep_plan(moving(s, least + (most - least) * part / 4), model, s.world, costs);
+        const KeepPlan::Point& point = plan.frontier[plan.chosen];
+        const RunResult r = train(under(s, plan));
+        EXPECT_EQ(r.peak[index(Tag::Activations)], point.bytes) << s.model.type << " part " << part;
+        EXPECT_EQ(r.peak[index(Tag::Host)], point.host) << s.model.type << " part " << part;
+        EXPECT_EQ(r.losses, none.losses);
+        EXPECT_TRUE(r.gradients == none.gradients) << s.model.type << " part " << part;
+        EXPECT_TRUE(differences(none.collectives.back(), r.collectives.back()).empty());
+      }
+    }
+  }
+}
+
+TEST(KeepPlan, FastCopiesSpareWhatWouldRunAgainAndSlowOnesAreNotMade) {
+  RunSetup s;
+  s.model.layers = 6;
+  const Model model = make_model(s.model);
+  const Range here = range_of(s);
+  const auto chosen = [&](double speed) {
+    const KeepPlan plan = make_keep_plan(moving(s, (here.least + here.most) / 2), model, s.world, copying_at(speed));
+    return plan.frontier[plan.chosen];
+  };
+  const KeepPlan stays = plan_within(s, (here.least + here.most) / 2);
+  const KeepPlan::Point fast = chosen(1e14), slow = chosen(1e6);
+  EXPECT_GT(fast.host, 0);
+  EXPECT_LT(fast.seconds, stays.frontier[stays.chosen].seconds);
+  EXPECT_EQ(slow.host, 0);
+  EXPECT_DOUBLE_EQ(slow.seconds, stays.frontier[stays.chosen].seconds);
+}
+
+// Any sets of any two blocks, any of their values in host memory, drawn at random and run without storage.
+TEST(KeepPlan, NothingThatCouldBeMovedIsFasterByAPercent) {
+  RunSetup s;
+  s.model.layers = 3;
+  const Model model = make_model(s.model);
+  for (const double speed : {3e9, 3e10}) {
+    const CostModel costs = copying_at(speed);
+    const Config config = moving(s, 0);
+    const auto sets = keep_sets(
+        model, {s.micro_batch, s.sequence}, Order::Lazy, [&](const Recorder::Interval& i) { return costs.seconds(i); },
+        Movable::Asked);
+    std::mt19937 random(1);
+    const auto any = [&](const BlockKeepSets& of) {
+      const KeepSet& set = of.sets[random() % of.sets.size()];
+      Move move;
+      for (const auto& [name, bytes] : set.movable)
+        if (random() % 2 > 0) move.names.push_back(name);
+      return with_move(set.plan, move);
+    };
+    const KeepPlan all = explore_keep_plans(config, model, s.world, costs);
+    for (int i = 0; i < 30; ++i) {
+      const StepForecast f =
+          forecast_step(with_plan(config, {.blocks = {any(sets[0]), any(sets[1]), sets[2].whole.plan}, .slots = 2}),
+                        model, 0, s.world, {.costs = &costs});
+      const std::int64_t bytes = f.peak_of[index(Tag::Activations)];
+      ASSERT_GE(bytes, all.frontier.front().bytes);
+      const KeepPlan plan = make_keep_plan(moving(s, bytes), model, s.world, costs);
+      EXPECT_LE(plan.frontier[plan.chosen].seconds, 1.01 * f.seconds.total()) << i;
+    }
   }
 }
 

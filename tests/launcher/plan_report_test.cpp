@@ -27,7 +27,7 @@ PlanReport example() {
   const auto moment = [&](Pass pass, int part, std::int64_t kept, std::vector<std::string> reruns, double seconds) {
     Action a{.pass = pass, .part = part, .micro_batch = 0};
     a.keep_activations = pass == Pass::Forward && part == 2;
-    f.moments.push_back({a, 0, 0, kept, seconds, std::move(reruns)});
+    f.moments.push_back({.action = a, .kept = kept, .rerun_seconds = seconds, .reruns = std::move(reruns)});
   };
   for (int b : {0, 1, 2}) moment(Pass::Forward, b, b == 2 ? 8 << 20 : 4 << 20, {}, 0);
   moment(Pass::Backward, 2, 0, {}, 0);
