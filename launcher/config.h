@@ -244,7 +244,7 @@ struct CheckpointingConfig {
               "kept values that wait in host memory; a value in place of the section is its marks (offload: all)",
               "marks");
     k.choice("order", order, {"auto", "lazy", "ahead", "eager"},
-             "rerun when needed, or first what needs no parameter, or first everything; auto: lazy");
+             "rerun when needed, or first what reads no matrix of parameters, or first everything; auto: lazy");
     k.integer("audit", audit, between(0, 1e12),
               "every so many steps one block, by turns, compares what it reruns with what forward made, by value; 0: "
               "never");

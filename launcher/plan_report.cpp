@@ -21,30 +21,37 @@ std::string milliseconds(double seconds) { return fmt::format("{:.1f}", 1e3 * se
 // What becomes of one block in a step.
 struct BlockRow {
   std::string kept;
-  std::int64_t bytes = 0;  // that it adds, of one micro-batch
-  double seconds = 0;      // that it runs again, of a step
-  std::vector<std::string> reruns;
+  std::int64_t bytes = 0;                  // that it adds, of one micro-batch
+  double seconds = 0;                      // that it runs again, of a step
+  std::vector<std::string> reruns, moved;  // moved: what waits in host memory
   std::string why;
   bool operator==(const BlockRow& other) const {
-    return kept == other.kept && bytes == other.bytes && reruns == other.reruns && why == other.why;
+    return kept == other.kept && moved == other.moved && bytes == other.bytes && reruns == other.reruns &&
+           why == other.why;
   }
 };
 
+// What stays on the device, and what of the rest waits in host memory.
 std::string kept_words(const SavePlan& plan) {
-  std::vector<std::string> here = plan.placed(Placement::Keep), away = plan.placed(Placement::Offload);
-  auto& of_input = plan.inputs == Placement::Offload ? away : here;
-  of_input.insert(of_input.begin(), "its input");
-  const bool all = plan.unmarked != Placement::Drop && plan.placed(Placement::Drop).empty();
-  const std::string words = all            ? "everything"
-                            : here.empty() ? "nothing here"
-                                           : fmt::format("{}", fmt::join(here, ", "));
-  if (plan.unmarked == Placement::Offload) return words + ", in host memory";
-  return away.empty() ? words : fmt::format("{}; in host memory: {}", words, fmt::join(away, ", "));
+  std::vector<std::string> here = plan.placed(Placement::Keep);
+  if (plan.inputs == Placement::Keep) here.insert(here.begin(), "its input");
+  const bool moves = plan.inputs == Placement::Offload || !plan.placed(Placement::Offload).empty();
+  if (plan.unmarked == Placement::Keep && plan.placed(Placement::Drop).empty() && !moves) return "everything";
+  return here.empty() ? "nothing" : fmt::format("{}", fmt::join(here, ", "));
+}
+std::vector<std::string> moved_names(const SavePlan& plan) {
+  if (plan.unmarked == Placement::Offload) return {"everything"};
+  std::vector<std::string> moved = plan.placed(Placement::Offload);
+  if (plan.inputs == Placement::Offload) moved.insert(moved.begin(), "its input");
+  return moved;
 }
 
 std::vector<BlockRow> block_rows(const PlanReport& r) {
   std::vector<BlockRow> rows(r.blocks.size());
-  for (std::size_t b = 0; b < rows.size(); ++b) rows[b].kept = kept_words(r.blocks[b]);
+  for (std::size_t b = 0; b < rows.size(); ++b) {
+    rows[b].kept = kept_words(r.blocks[b]);
+    rows[b].moved = moved_names(r.blocks[b]);
+  }
   for (const StepForecast::Moment& m : r.forecast.moments) {
     if (m.action.part < 0) continue;
     BlockRow& row = rows[static_cast<std::size_t>(m.action.part)];
@@ -55,6 +62,7 @@ std::vector<BlockRow> block_rows(const PlanReport& r) {
     row.bytes = m.kept;
     if (m.action.keep_activations) {
       row.kept = "everything";
+      row.moved.clear();
       row.why = "its backward comes first";
     } else if (!m.action.keep_input) {
       row.kept = "nothing";
@@ -77,6 +85,7 @@ TextTable block_table(const PlanReport& r) {
     const BlockRow& row = rows[first];
     const std::string which = end == first + 1 ? fmt::format("{}", first) : fmt::format("{}-{}", first, end - 1);
     table.row({fmt::format("{:<8} {}", which, row.kept), mebibytes(row.bytes), milliseconds(row.seconds)});
+    if (!row.moved.empty()) table.heading(fmt::format("         in host memory: {}", fmt::join(row.moved, ", ")));
     table.heading(fmt::format("         {}", row.why));
     first = end;
   }
@@ -189,6 +198,7 @@ std::string to_json(const PlanReport& r) {
   for (std::size_t b = 0; b < rows.size(); ++b)
     blocks.push_back({{"layer", b},
                       {"keeps", rows[b].kept},
+                      {"in_host_memory", rows[b].moved},
                       {"bytes", rows[b].bytes},
                       {"rerun_seconds", rows[b].seconds},
                       {"reruns", rows[b].reruns},

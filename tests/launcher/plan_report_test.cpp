@@ -51,6 +51,23 @@ TEST(PlanReport, SaysWhatIsKeptWhyAndWhatItCosts) {
   EXPECT_TRUE(says(plan_words(over), "exceeded by 4.0 MiB"));
 }
 
+TEST(PlanReport, SaysWhatWaitsInHostMemory) {
+  EXPECT_FALSE(says(plan_words(example()), "host"));
+  PlanReport r = example();
+  for (int b : {0, 1}) {
+    r.blocks[static_cast<std::size_t>(b)].inputs = Placement::Offload;
+    r.blocks[static_cast<std::size_t>(b)].marks["mid"] = Placement::Offload;
+    r.forecast.moments[static_cast<std::size_t>(b)].moved = 3 << 20;
+  }
+  r.forecast.seconds.stalled = 0.0015;
+  r.keep.frontier[1].host = 6 << 20;
+  const std::string text = plan_words(r);
+  for (const char* words : {"0-1      attn.core ", "         in host memory: its input, mid\n", "host, MiB",
+                            "6.0  <- this plan", "waiting for the host's memory   1.5"})
+    EXPECT_TRUE(says(text, words)) << words << "\n" << text;
+  EXPECT_EQ(nlohmann::json::parse(to_json(r))["checkpointing"]["blocks"][0]["in_host_memory"].size(), 2U);
+}
+
 TEST(PlanReport, SaysWhereItsPricesComeFrom) {
   PlanReport r = example();
   EXPECT_TRUE(says(plan_words(r), "--calibrate measures them"));
