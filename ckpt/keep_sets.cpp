@@ -20,11 +20,11 @@ Types types_of(const Activations& values) {
 // One part of a model on storage-less tensors, again and again under other plans.
 class DryPart {
  public:
-  DryPart(const Model& model, const Part& part, Types inputs, Device& device)
+  DryPart(const Model& model, const Part& part, Types inputs, Device& device, DType compute)
       : part_(part), inputs_(std::move(inputs)), device_(device) {
     for (int unit : part.units) {
       const UnitSpec& spec = model.units.at(static_cast<std::size_t>(unit));
-      sources_.push_back(std::make_unique<DescribedUnit>(spec));
+      sources_.push_back(std::make_unique<DescribedUnit>(spec, compute));
       params_.append(*sources_.back());
       std::vector<std::int64_t> offsets;
       for (const ParamInfo& p : spec.params) offsets.push_back(p.trainable ? 0 : -1);
@@ -256,13 +256,13 @@ std::vector<Move> moves_of(const KeepSet& set, std::int64_t hidden) {
 }
 
 std::vector<BlockKeepSets> keep_sets(const Model& model, const Shape& tokens, Order order, const Price& price,
-                                     Movable movable) {
+                                     Movable movable, DType compute) {
   CpuDevice device(Allocator::Mode::Meta);
-  Types types = DryPart(model, model.embedding, {{tokens, DType::I32}}, device).outputs();
+  Types types = DryPart(model, model.embedding, {{tokens, DType::I32}}, device, compute).outputs();
   std::vector<BlockKeepSets> all;
   std::map<std::string, std::size_t> known;  // what a block does -> where its sets are
   for (const Part& part : model.blocks) {
-    DryPart block(model, part, types, device);
+    DryPart block(model, part, types, device, compute);
     const DryPart::Description d = block.describe();
     const auto [at, fresh] = known.try_emplace(d.work, all.size());
     all.push_back(fresh ? search(block, d.marks, order, price, movable) : all[at->second]);

@@ -30,7 +30,8 @@ bool names(const std::string& name, const std::string& mark) {
 
 std::vector<std::vector<Tape::ValueReport>> trace_blocks(const Model& model, const Shape& tokens) {
   CpuDevice device(Allocator::Mode::Meta);
-  std::vector<DescribedUnit> sources(model.units.begin(), model.units.end());
+  std::vector<DescribedUnit> sources;
+  for (const UnitSpec& unit : model.units) sources.emplace_back(unit, DType::F32);
   const auto view = [&](const Part& part) {
     ParamView params;
     for (int unit : part.units) params.append(sources.at(static_cast<std::size_t>(unit)));

@@ -13,7 +13,8 @@ namespace regather {
 
 using Marks = std::vector<std::string>;
 
-// What the forward of each block makes, in order, for tokens of this shape [B, T]: names, bytes, flops.
+// What the forward of each block makes, in order, for tokens of this shape [B, T]: names, bytes (of fp32 elements),
+// flops.
 std::vector<std::vector<Tape::ValueReport>> trace_blocks(const Model& model, const Shape& tokens);
 // The marks of each block, in the order in which it makes them.
 std::vector<Marks> marks_of(const Model& model, const Shape& tokens = {1, 1});

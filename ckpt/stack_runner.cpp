@@ -36,7 +36,7 @@ StackRunner::StackRunner(const Model& model, Device& device, Communicator& comm,
         std::ranges::any_of(part_units_.blocks, [&](const auto& b) { return b[0] == static_cast<int>(u); });
     units_.push_back(std::make_unique<ShardUnit>(
         model.units[u], block ? "block" : model.units[u].name, device, comm,
-        UnitOptions{options_.strategy, options_.seed, std::max(1, plan_.reductions_of_unit[u])}));
+        UnitOptions{options_.strategy, options_.seed, std::max(1, plan_.reductions_of_unit[u]), options_.compute}));
   }
   make_runners();
 }
@@ -78,7 +78,7 @@ std::vector<UnitVolume> StackRunner::volumes() const {
 }
 
 Ledger::Entries StackRunner::expected() const {
-  return expected_volume(plan_, volumes(), options_.strategy, comm_.size());
+  return expected_volume(plan_, volumes(), options_.strategy, comm_.size(), options_.compute);
 }
 
 Ledger::Entries StackRunner::expected_of_evaluation(std::int64_t batches) const {
@@ -87,7 +87,7 @@ Ledger::Entries StackRunner::expected_of_evaluation(std::int64_t batches) const 
   for (int part = kEmbedding; part < static_cast<int>(blocks_.size()); ++part)
     forward.entries.push_back({.action = {Pass::Evaluation, part, 0}, .gathers = part_units_.of(part)});
   forward.entries.push_back({.action = {Pass::Evaluation, kHead, 0}, .gathers = part_units_.head});
-  Ledger::Entries entries = expected_volume(forward, volumes(), options_.strategy, comm_.size());
+  Ledger::Entries entries = expected_volume(forward, volumes(), options_.strategy, comm_.size(), options_.compute);
   for (auto& [key, counts] : entries) {
     counts.count *= batches;
     counts.logical_bytes *= batches;

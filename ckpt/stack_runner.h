@@ -19,6 +19,7 @@ struct StackOptions {
   Strategy strategy = Strategy::Full;
   int prefetch = 1;  // how many plan entries ahead a gather may start, if its room is free
   std::uint64_t seed = 1;
+  DType compute = DType::F32;  // elements of parameters and activations in use: F32 or BF16
   // Every so many steps one block, a different one each time, compares what it reruns (and what comes back from the
   // host) with what forward made; a difference ends the step. 0: never.
   std::int64_t audit_every = 0;

@@ -87,11 +87,12 @@ int StepPlan::block_gathers() const {
 }
 
 Ledger::Entries expected_volume(const StepPlan& plan, const std::vector<UnitVolume>& units, Strategy strategy,
-                                int world) {
+                                int world, DType compute) {
   Ledger ledger;
   const auto add = [&](Collective collective, int unit, Pass pass, std::int64_t shard, int crossings) {
-    const std::int64_t bytes = shard * static_cast<std::int64_t>(size_of(DType::F32));
-    ledger.add({collective, units.at(static_cast<std::size_t>(unit)).ledger_name, pass, DType::F32},
+    const DType type = collective == Collective::AllGather ? compute : DType::F32;
+    const std::int64_t bytes = shard * static_cast<std::int64_t>(size_of(type));
+    ledger.add({collective, units.at(static_cast<std::size_t>(unit)).ledger_name, pass, type},
                {.count = 1, .logical_bytes = bytes * world, .wire_bytes = bytes * (world - 1) * crossings});
   };
   for (const StepPlan::Entry& e : plan.entries) {

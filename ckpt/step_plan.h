@@ -51,7 +51,8 @@ struct UnitVolume {
   std::string ledger_name;
   std::int64_t trainable_shard = 0, frozen_shard = 0;  // elements
 };
+// compute: elements of what is gathered; reductions are fp32.
 Ledger::Entries expected_volume(const StepPlan& plan, const std::vector<UnitVolume>& units, Strategy strategy,
-                                int world);
+                                int world, DType compute = DType::F32);
 
 }  // namespace regather

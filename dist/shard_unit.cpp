@@ -8,6 +8,7 @@ namespace regather {
 namespace {
 
 constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
+constexpr std::int64_t kStartValues = std::int64_t{1} << 16;  // made at a time where they are not kept in fp32
 
 FlatLayout layout_of(const std::vector<ParamInfo>& params, bool trainable, int world) {
   std::vector<std::int64_t> sizes;
@@ -16,8 +17,9 @@ FlatLayout layout_of(const std::vector<ParamInfo>& params, bool trainable, int w
   return {sizes, world};
 }
 
-float* at(const Buffer& buffer, std::int64_t offset) {
-  float* data = buffer.data<float>();
+template <class T = float>
+T* at(const Buffer& buffer, std::int64_t offset) {
+  T* data = buffer.data<T>();
   return data ? data + offset : nullptr;
 }
 
@@ -39,37 +41,59 @@ ShardUnit::ShardUnit(UnitSpec spec, std::string ledger_name, Device& device, Com
     const bool vector = spec_.params[i].shape.ndim() == 1;
     places_.push_back({frozen, next[frozen]++, vector ? vector_elements_ : -1});
     if (vector) vector_elements_ += spec_.params[i].shape.numel();
-    if (!frozen) trainable_params_.push_back(static_cast<int>(i));
+    (frozen ? frozen_params_ : trainable_params_).push_back(static_cast<int>(i));
   }
   const Allocator::Asking asking(device_.memory, spec_.name);
   values_ = Buffer(device_.memory, local_elements(trainable_) * kFloat, Tag::Parameters);
   frozen_values_ = Buffer(device_.memory, local_elements(frozen_) * kFloat, Tag::Parameters);
-  const bool whole = options_.strategy == Strategy::None;
+  if (replicated() && rounded()) {
+    const auto element = static_cast<std::int64_t>(size_of(options_.compute));
+    replica_ = Buffer(device_.memory, trainable_.padded() * element, Tag::Parameters);
+    frozen_replica_ = Buffer(device_.memory, frozen_.padded() * element, Tag::Parameters);
+  }
+  const bool all = options_.strategy == Strategy::None;
   // With one reduction a step, data parallel ranks reduce the running buffer in place.
-  if (!whole || options_.reductions_per_step > 1)
-    gradient_ = Buffer(device_.memory, (whole ? trainable_.padded() : trainable_.shard()) * kFloat, Tag::Gradients);
+  if (!all || options_.reductions_per_step > 1)
+    gradient_ = Buffer(device_.memory, (all ? trainable_.padded() : trainable_.shard()) * kFloat, Tag::Gradients);
   if (!device_.meta()) fill_start_values();
+}
+
+// Elements of the rank's shard.
+void ShardUnit::fill(const FlatLayout& layout, const std::vector<int>& params, int rank, float* shard) const {
+  for (const FlatLayout::Piece& piece : layout.pieces(rank))
+    initialize(spec_.params[static_cast<std::size_t>(params[piece.param])], options_.seed, piece.first, piece.size,
+               shard + piece.offset);
 }
 
 void ShardUnit::fill_start_values() {
   for (const bool frozen : {false, true}) {
     const Buffer& values = frozen ? frozen_values_ : values_;
     const FlatLayout& layout = frozen ? frozen_ : trainable_;
+    const std::vector<int>& params = frozen ? frozen_params_ : trainable_params_;
     std::vector<float> made(device_.gpu() ? static_cast<std::size_t>(local_elements(layout)) : 0);
     float* const data = device_.gpu() ? made.data() : values.data<float>();
     std::fill_n(data, local_elements(layout), 0.0F);
-    std::vector<int> table_index;
-    for (std::size_t i = 0; i < places_.size(); ++i)
-      if (places_[i].frozen == frozen) table_index.push_back(static_cast<int>(i));
-    for (int rank = 0; rank < comm_.size(); ++rank) {
-      if (!replicated() && rank != comm_.rank()) continue;
-      float* shard = data + (replicated() ? layout.shard() * rank : 0);
-      for (const FlatLayout::Piece& piece : layout.pieces(rank))
-        initialize(spec_.params[static_cast<std::size_t>(table_index[piece.param])], options_.seed, piece.first,
-                   piece.size, shard + piece.offset);
-    }
+    for (int rank = 0; rank < comm_.size(); ++rank)
+      if (whole() || rank == comm_.rank()) fill(layout, params, rank, data + (whole() ? layout.shard() * rank : 0));
     if (device_.gpu()) device_.write(Stream::Compute, values.data(), data, values.bytes());
+    if (replicated() && rounded()) make_replica(layout, params, values, frozen ? frozen_replica_ : replica_);
   }
+}
+
+// Start values of other ranks' shards are made here, piece by piece, and not gathered.
+void ShardUnit::make_replica(const FlatLayout& layout, const std::vector<int>& params, const Buffer& values,
+                             Buffer& replica) {
+  if (whole()) return device_.round(Stream::Compute, replica.data<Bf16>(), values.data<float>(), layout.padded());
+  std::fill_n(replica.data<Bf16>(), layout.padded(), Bf16{});
+  std::vector<float> some(static_cast<std::size_t>(std::min(kStartValues, layout.shard())));
+  for (int rank = 0; rank < comm_.size(); ++rank)
+    for (const FlatLayout::Piece& piece : layout.pieces(rank))
+      for (std::int64_t i = 0; i < piece.size; i += kStartValues) {
+        const std::int64_t n = std::min(kStartValues, piece.size - i);
+        initialize(spec_.params[static_cast<std::size_t>(params[piece.param])], options_.seed, piece.first + i, n,
+                   some.data());
+        device_.round(Stream::Compute, replica.data<Bf16>() + layout.shard() * rank + piece.offset + i, some.data(), n);
+      }
 }
 
 // ---- parameters -----------------------------------------------------------------------------------------------------
@@ -82,11 +106,8 @@ void ShardUnit::prefetch(Pass pass) {
   std::vector<GatherBuffer> buffers;
   const auto place = [&](const FlatLayout& layout, const Buffer& shard) {
     if (layout.total() == 0) return Buffer();
-    Buffer slot(device_.memory, layout.padded() * kFloat, Tag::Gathered);
-    // It is there, and what was enqueued before no longer reads it, or writes the values.
-    device_.wait(Stream::Gather, device_.record(Stream::Compute));
-    device_.copy(Stream::Gather, at(slot, layout.shard() * comm_.rank()), shard.data(), shard.bytes());
-    buffers.push_back({slot.data(), layout.shard(), DType::F32});
+    Buffer slot = slot_with(layout, shard);
+    buffers.push_back({slot.data(), layout.shard(), options_.compute});
     return slot;
   };
   copy.trainable = place(trainable_, values_);
@@ -96,6 +117,19 @@ void ShardUnit::prefetch(Pass pass) {
   full_ = std::move(copy);
   waited_ = false;
   if (device_.trace) device_.trace->line("gather " + spec_.name);
+}
+
+// Room for all, with this rank's part in it.
+Buffer ShardUnit::slot_with(const FlatLayout& layout, const Buffer& values) {
+  Buffer slot(device_.memory, layout.padded() * static_cast<std::int64_t>(size_of(options_.compute)), Tag::Gathered);
+  const std::int64_t begin = layout.shard() * comm_.rank();
+  // It is there, and what was enqueued before no longer reads it, or writes the values.
+  device_.wait(Stream::Gather, device_.record(Stream::Compute));
+  if (rounded())
+    device_.round(Stream::Gather, at<Bf16>(slot, begin), values.data<float>(), layout.shard());
+  else
+    device_.copy(Stream::Gather, at(slot, begin), values.data(), values.bytes());
+  return slot;
 }
 
 ShardUnit::Lease ShardUnit::acquire(Pass pass) {
@@ -114,24 +148,28 @@ void ShardUnit::wait_for_gather() {
 const void* ShardUnit::data(int i) {
   check(leases_ > 0, "{}: a parameter is read without a lease", spec_.name);
   const Place& place = places_.at(static_cast<std::size_t>(i));
-  if (vectors_ && place.vector >= 0) return at(vectors_, place.vector);
+  const auto element = static_cast<std::int64_t>(size_of(options_.compute));
+  if (vectors_ && place.vector >= 0) return at<char>(vectors_, place.vector * element);
   wait_for_gather();
-  const std::int64_t offset = (place.frozen ? frozen_ : trainable_).offset(place.index);
-  if (replicated()) return at(place.frozen ? frozen_values_ : values_, offset);
-  return at(place.frozen ? full_.frozen : full_.trainable, offset);
+  const std::int64_t offset = (place.frozen ? frozen_ : trainable_).offset(place.index) * element;
+  if (!replicated()) return at<char>(place.frozen ? full_.frozen : full_.trainable, offset);
+  if (rounded()) return at<char>(place.frozen ? frozen_replica_ : replica_, offset);
+  return at<char>(place.frozen ? frozen_values_ : values_, offset);
 }
 
 void ShardUnit::keep_vectors() {
   if (vectors_ || vector_elements_ == 0) return;
   wait_for_gather();
   const Allocator::Asking asking(device_.memory, spec_.name);
-  vectors_ = Buffer(device_.memory, vector_elements_ * kFloat, Tag::Gathered);
+  const auto element = static_cast<std::int64_t>(size_of(options_.compute));
+  vectors_ = Buffer(device_.memory, vector_elements_ * element, Tag::Gathered);
   for (std::size_t i = 0; i < places_.size(); ++i) {
     const Place& place = places_[i];
     if (place.vector < 0) continue;
     const std::int64_t offset = (place.frozen ? frozen_ : trainable_).offset(place.index);
-    device_.copy(Stream::Compute, at(vectors_, place.vector), at(place.frozen ? full_.frozen : full_.trainable, offset),
-                 spec_.params[i].shape.numel() * kFloat);
+    device_.copy(Stream::Compute, at<char>(vectors_, place.vector * element),
+                 at<char>(place.frozen ? full_.frozen : full_.trainable, offset * element),
+                 spec_.params[i].shape.numel() * element);
   }
 }
 
@@ -152,9 +190,13 @@ void ShardUnit::evict(Then then) {
 void ShardUnit::parameters_changed() {
   if (!replicated()) return evict();
   check(leases_ == 0, "{}: parameters changed while leased", spec_.name);
-  if (options_.strategy == Strategy::None || !has_trainable()) return;
-  const GatherBuffer buffer{values_.data(), trainable_.shard(), DType::F32};
+  if (!has_trainable()) return;
   device_.wait(Stream::Gather, device_.record(Stream::Compute));
+  if (rounded())
+    device_.round(Stream::Gather, at<Bf16>(replica_, whole() ? 0 : trainable_.shard() * comm_.rank()),
+                  values_.data<float>(), local_elements(trainable_));
+  if (options_.strategy == Strategy::None) return;
+  const GatherBuffer buffer{rounded() ? replica_.data() : values_.data(), trainable_.shard(), options_.compute};
   full_.arrival = comm_.all_gather(std::span(&buffer, 1), label(Pass::Optimizer));
   waited_ = false;
 }
@@ -162,7 +204,22 @@ void ShardUnit::parameters_changed() {
 void ShardUnit::finish_refresh() {
   if (!replicated()) return;
   device_.wait(Stream::Compute, full_.arrival);
+  device_.wait(Stream::Compute, device_.record(Stream::Gather));
   full_.arrival = {};
+}
+
+Buffer ShardUnit::whole_values(Pass pass) {
+  const Allocator::Asking asking(device_.memory, spec_.name);
+  Buffer all(device_.memory, trainable_.padded() * kFloat, Tag::Gathered);
+  const std::int64_t begin = whole() ? 0 : trainable_.shard() * comm_.rank();
+  device_.wait(Stream::Gather, device_.record(Stream::Compute));
+  device_.copy(Stream::Gather, at(all, begin), values_.data(), values_.bytes());
+  device_.wait(Stream::Compute, device_.record(Stream::Gather));
+  if (!whole()) {
+    const GatherBuffer buffer{all.data(), trainable_.shard(), DType::F32};
+    device_.wait(Stream::Compute, comm_.all_gather(std::span(&buffer, 1), label(pass)));
+  }
+  return all;
 }
 
 // ---- gradients ------------------------------------------------------------------------------------------------------
@@ -239,8 +296,8 @@ std::vector<ShardUnit::OwnedPiece> ShardUnit::pieces_of(int rank, std::int64_t v
 }
 
 std::vector<ShardUnit::OwnedPiece> ShardUnit::normed() const {
-  const bool whole = options_.strategy == Strategy::None;
-  return pieces_of(comm_.rank(), own_begin(), whole ? own_begin() : 0, whole ? own_begin() : 0);
+  const std::int64_t begin = options_.strategy == Strategy::None ? own_begin() : 0;  // in what is kept whole
+  return pieces_of(comm_.rank(), own_begin(), begin, begin);
 }
 
 std::vector<ShardUnit::OwnedPiece> ShardUnit::updated() const {

@@ -11,8 +11,10 @@
 // same.
 //
 // Strategies other than Full keep a replica of the parameters: it is always resident, and parameters_changed()
-// refreshes it. The pass is stated by the caller, never inferred. It knows no block, no schedule and no checkpoint;
-// whoever schedules the slots says when to evict.
+// refreshes it. What the optimizer updates is fp32, always; operations read elements of options.compute. Where the two
+// differ, values are rounded on their way into the full copy, so that what is gathered is rounded already; gradients
+// are added and reduced in fp32. The pass is stated by the caller, never inferred. It knows no block, no schedule and
+// no checkpoint; whoever schedules the slots says when to evict.
 #pragma once
 #include <optional>
 #include <string>
@@ -33,6 +35,7 @@ struct UnitOptions {
   Strategy strategy = Strategy::Full;
   std::uint64_t seed = 1;
   int reductions_per_step = 1;  // how often the step's plan reduces this unit
+  DType compute = DType::F32;   // or BF16: elements of the full parameters
 };
 
 class ShardUnit final : public ParamSource {
@@ -67,7 +70,13 @@ class ShardUnit final : public ParamSource {
   bool in_flight() const { return !waited_ && !full_.arrival.done(); }  // its gather, if nobody has waited for it
   const std::vector<ParamInfo>& table() const override { return spec_.params; }
   const void* data(int i) override;
-  DType dtype() const override { return DType::F32; }
+  DType dtype() const override { return options_.compute; }
+  // The trainable parameters whole and in fp32, as the optimizer has them, to be saved: value i of the table is at
+  // trainable_offset(i). Gathered where they are sharded, and waited for.
+  Buffer whole_values(Pass pass);
+  std::int64_t trainable_offset(int i) const {
+    return trainable_.offset(places_.at(static_cast<std::size_t>(i)).index);
+  }
 
   // ---- gradients
   void begin_step();  // gradients are zero again
@@ -98,6 +107,9 @@ class ShardUnit final : public ParamSource {
   const FlatLayout& frozen_layout() const { return frozen_; }
   bool has_trainable() const { return trainable_.total() > 0; }
   Strategy strategy() const { return options_.strategy; }
+  // Are the values that the optimizer updates kept whole on every rank? With rounded replicas only where each rank
+  // updates all of them.
+  bool whole() const { return options_.strategy == Strategy::None || (replicated() && options_.compute == DType::F32); }
 
  private:
   bool replicated() const { return options_.strategy != Strategy::Full; }
@@ -105,13 +117,15 @@ class ShardUnit final : public ParamSource {
   bool running_stays() const {
     return options_.strategy == Strategy::Optimizer || (options_.strategy == Strategy::None && !gradient_);
   }
-  std::int64_t local_elements(const FlatLayout& layout) const {
-    return replicated() ? layout.padded() : layout.shard();
-  }
-  std::int64_t own_begin() const { return replicated() ? trainable_.shard() * comm_.rank() : 0; }
+  bool rounded() const { return options_.compute != DType::F32; }
+  std::int64_t local_elements(const FlatLayout& layout) const { return whole() ? layout.padded() : layout.shard(); }
+  std::int64_t own_begin() const { return whole() ? trainable_.shard() * comm_.rank() : 0; }
   void fill_start_values();
   void wait_for_gather();
   void keep_vectors();
+  void fill(const FlatLayout& layout, const std::vector<int>& params, int rank, float* shard) const;
+  void make_replica(const FlatLayout& layout, const std::vector<int>& params, const Buffer& values, Buffer& replica);
+  Buffer slot_with(const FlatLayout& layout, const Buffer& values);
   std::vector<OwnedPiece> pieces_of(int rank, std::int64_t value_begin, std::int64_t gradient_begin,
                                     std::int64_t state_begin) const;
   float* owned_gradient() const;
@@ -130,11 +144,12 @@ class ShardUnit final : public ParamSource {
   std::vector<Place> places_;
   FlatLayout trainable_, frozen_;
   std::int64_t vector_elements_ = 0;
-  std::vector<int> trainable_params_;      // layout index -> table index
-  Buffer values_, frozen_values_;          // this rank's shard, or its replica
-  Buffer gradient_;                        // reduced: of the shard; of everything for Strategy::None
-  std::optional<UnitGradients> running_;   // what backwards add to
-  std::optional<UnitGradients> reducing_;  // in flight
+  std::vector<int> trainable_params_, frozen_params_;  // layout index -> table index
+  Buffer values_, frozen_values_;                      // fp32: this rank's shard, or all of them: see whole()
+  Buffer replica_, frozen_replica_;                    // rounded, if replicated
+  Buffer gradient_;                                    // reduced: of the shard; of everything for Strategy::None
+  std::optional<UnitGradients> running_;               // what backwards add to
+  std::optional<UnitGradients> reducing_;              // in flight
   Event reduced_;
   std::vector<bool> written_;
 

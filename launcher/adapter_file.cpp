@@ -43,16 +43,13 @@ std::vector<NamedTensor> gather_adapters(StackRunner& stack, Communicator& comm)
   std::vector<NamedTensor> tensors;
   for (auto& unit : stack.units()) {
     if (std::ranges::none_of(unit->table(), is_adapter)) continue;
-    {
-      const ShardUnit::Lease lease = unit->acquire(Pass::Save);
-      for (std::size_t i = 0; i < unit->table().size(); ++i) {
-        const ParamInfo& info = unit->table()[i];
-        if (!is_adapter(info)) continue;
-        const auto* values = static_cast<const float*>(unit->data(static_cast<int>(i)));  // every rank waits
-        if (comm.rank() == 0) tensors.push_back({info.name, info.shape, {values, values + info.shape.numel()}});
-      }
+    const Buffer values = unit->whole_values(Pass::Save);
+    for (std::size_t i = 0; comm.rank() == 0 && i < unit->table().size(); ++i) {
+      const ParamInfo& info = unit->table()[i];
+      if (!is_adapter(info)) continue;
+      const float* value = values.data<float>() + unit->trainable_offset(static_cast<int>(i));
+      tensors.push_back({info.name, info.shape, {value, value + info.shape.numel()}});
     }
-    if (unit->strategy() == Strategy::Full) unit->evict();
   }
   return tensors;
 }
@@ -60,10 +57,9 @@ std::vector<NamedTensor> gather_adapters(StackRunner& stack, Communicator& comm)
 Ledger::Entries expected_of_adapters(StackRunner& stack, int world) {
   Ledger ledger;
   for (const auto& unit : stack.units()) {
-    if (std::ranges::none_of(unit->table(), is_adapter) || unit->strategy() != Strategy::Full) continue;
-    const std::int64_t shard = (unit->trainable_layout().shard() + unit->frozen_layout().shard()) *
-                               static_cast<std::int64_t>(size_of(unit->dtype()));
-    ledger.add({Collective::AllGather, unit->ledger_name(), Pass::Save, unit->dtype()},
+    if (std::ranges::none_of(unit->table(), is_adapter) || unit->whole()) continue;
+    const std::int64_t shard = unit->trainable_layout().shard() * static_cast<std::int64_t>(sizeof(float));
+    ledger.add({Collective::AllGather, unit->ledger_name(), Pass::Save, DType::F32},
                {.count = 1, .logical_bytes = shard * world, .wire_bytes = shard * (world - 1)});
   }
   return ledger.entries();

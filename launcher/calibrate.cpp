@@ -87,7 +87,7 @@ CostModel calibrate(const Config& config, Communicator& comm) {
 }
 
 CostModel costs_for(const Config& config, Communicator& comm) {
-  const CostPlace place = cost_place(config.threads, comm.size());
+  const CostPlace place = cost_place(config.threads, comm.size(), config.precision.element());
   std::string text;
   if (comm.rank() == 0)
     if (const auto known = load_costs(place)) text = known->to_json(place);
@@ -97,7 +97,7 @@ CostModel costs_for(const Config& config, Communicator& comm) {
 }
 
 CostModel costs_for(const Config& config, int world) {
-  if (auto known = load_costs(cost_place(config.threads, world))) return std::move(*known);
+  if (auto known = load_costs(cost_place(config.threads, world, config.precision.element()))) return std::move(*known);
   omp_set_num_threads(static_cast<int>(config.threads));
   return CostModel(measure_limits(kLimitsEach, steady_seconds));
 }

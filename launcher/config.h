@@ -157,11 +157,13 @@ struct EvalConfig {
 struct PrecisionConfig {
   enum class Type { Fp32, Bf16 } compute = Type::Fp32, reduce = Type::Fp32;
   void describe(Keys& k) {
-    k.choice("compute", compute, {"fp32", later("bf16")}, "element type of parameters and activations in use")
+    k.choice("compute", compute, {"fp32", "bf16"},
+             "element type of parameters and activations in use; what is trained and its gradients are fp32")
         .also({"dtype", "bf16", "fp16", "amp"});
     k.choice("reduce", reduce, {"fp32"}, "element type in which gradients are summed over the ranks")
         .also({"reduce_dtype"});
   }
+  DType element() const { return compute == Type::Bf16 ? DType::BF16 : DType::F32; }
 };
 
 struct ShardingConfig {

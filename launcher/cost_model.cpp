@@ -181,11 +181,13 @@ CostModel CostModel::from_json(std::string_view text) {
   }
 }
 
-CostPlace cost_place(std::int64_t threads, std::int64_t ranks) {
+CostPlace cost_place(std::int64_t threads, std::int64_t ranks, DType compute) {
   std::string_view set = "?";
   for (const Isa isa : {Isa::Baseline, Isa::Avx2, Isa::Avx512})
     if (kernels_for(isa) == &kernels()) set = name_of(isa);
-  return {fmt::format("{}, {} CPUs, {}", processor_name(), ::sysconf(_SC_NPROCESSORS_ONLN), set), threads, ranks};
+  const std::string_view elements = compute == DType::F32 ? "" : ", bf16";
+  return {fmt::format("{}, {} CPUs, {}{}", processor_name(), ::sysconf(_SC_NPROCESSORS_ONLN), set, elements), threads,
+          ranks};
 }
 
 std::filesystem::path cost_file(const CostPlace& place) {

@@ -12,15 +12,16 @@
 
 #include "tensor/device.h"
 #include "tensor/recorder.h"
+#include "tensor/shape.h"
 
 namespace regather {
 
 // A cost is a property of the machine, and of how much of it a rank has.
 struct CostPlace {
-  std::string machine;  // processor, number of CPUs, instruction set of the kernels
+  std::string machine;  // processor, number of CPUs, instruction set of the kernels; bf16, if they run on that
   std::int64_t threads = 1, ranks = 1;
 };
-CostPlace cost_place(std::int64_t threads, std::int64_t ranks);
+CostPlace cost_place(std::int64_t threads, std::int64_t ranks, DType compute);
 
 class CostModel {
  public:

@@ -185,7 +185,8 @@ class Search {
     sets_ = keep_sets(
         model, {config.train.micro_batch, config.data.sequence}, order,
         [&](const Recorder::Interval& i) { return costs.seconds(i) + costs.overhead_seconds(1); },
-        config.activation_checkpointing.offload.planned() ? Movable::Asked : Movable::NotAsked);
+        config.activation_checkpointing.offload.planned() ? Movable::Asked : Movable::NotAsked,
+        config.precision.element());
     std::vector<SavePlan> nothing;
     for (const BlockKeepSets& of_block : sets_) nothing.push_back(of_block.nothing.plan);
     first_slots_ = std::max<int>(1, static_cast<int>(config.sharding.resident_slots));

@@ -46,7 +46,7 @@ class Calibration final : public RankProgram {
     require_same_on_all_ranks(comm_, to_json(config_), "configurations");
     const CostModel costs = calibrate(config_, comm_);
     if (comm_.rank() != 0) return;
-    const CostPlace place = cost_place(config_.threads, comm_.size());
+    const CostPlace place = cost_place(config_.threads, comm_.size(), config_.precision.element());
     save_costs(place, costs);
     fmt::print("{}  kept in {}\n", write_and_tell(report_on(config_, options_, comm_.size(), costs), options_),
                cost_file(place).string());

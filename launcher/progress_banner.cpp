@@ -163,6 +163,8 @@ std::string start_banner(const Config& config, const RunBanner& b) {
   if (config.model.lora.rank > 0) line("adapters", describe_adapters(config.model.lora));
   line("weight decay", fmt::format("{} with ({}), {} without ({})", counted(p.decay_tensors, "tensor"),
                                    counted(p.decay, "element"), p.no_decay_tensors, counted(p.no_decay, "element")));
+  if (config.precision.element() == DType::BF16)
+    line("precision", "bf16; what is trained, its gradients and their sums over ranks are fp32");
   line("batch", describe_batch(config, b.ranks));
   line("sharding", describe_sharding(config));
   line("checkpointing", describe_checkpointing(config));

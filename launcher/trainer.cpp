@@ -40,9 +40,10 @@ double sum(const Tensor& token_losses) {
 
 Trainer::Trainer(const Model& model, Device& device, Communicator& comm, const TrainerOptions& options)
     : device_(device), comm_(comm), options_(options), parameters_(model.num_parameters()) {
-  stack_ = std::make_unique<StackRunner>(model, device, comm,
-                                         StackOptions{options.checkpoint, options.plan, options.strategy,
-                                                      options.prefetch, options.seed, options.audit_recompute});
+  stack_ =
+      std::make_unique<StackRunner>(model, device, comm,
+                                    StackOptions{options.checkpoint, options.plan, options.strategy, options.prefetch,
+                                                 options.seed, options.compute, options.audit_recompute});
   for (const auto& unit : stack_->units())
     trainable_tensors_ += std::ranges::count_if(unit->table(), &ParamInfo::trainable);
   if (trainable_tensors_ == 0) throw UsageError("model.frozen: every parameter is frozen: there is nothing to train");

@@ -28,6 +28,7 @@ struct TrainerOptions {
   enum class Nonfinite { Error, Skip } nonfinite = Nonfinite::Error;
   enum class Audit { Error, Warn } audit = Audit::Error;
   std::uint64_t seed = 1;
+  DType compute = DType::F32;  // see StackOptions
   // Is this rank asked to stop? Read once in every step and evaluation, on every rank. Empty: never.
   std::function<bool()> stop_asked{};
   std::int64_t audit_recompute = 0;  // see StackOptions::audit_every

@@ -100,6 +100,7 @@ TrainerOptions trainer_options(const Config& config) {
   options.audit = config.communication.audit == CommunicationConfig::Audit::Warn ? TrainerOptions::Audit::Warn
                                                                                  : TrainerOptions::Audit::Error;
   options.seed = static_cast<std::uint64_t>(config.train.seed);
+  options.compute = config.precision.element();
   options.audit_recompute = config.activation_checkpointing.audit;
   return options;
 }

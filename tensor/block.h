@@ -53,13 +53,14 @@ struct UnitSpec {
 // A unit's parameters as descriptions, without values: all that a run without storage reads. The unit outlives it.
 class DescribedUnit final : public ParamSource {
  public:
-  explicit DescribedUnit(const UnitSpec& unit) : unit_(unit) {}
+  DescribedUnit(const UnitSpec& unit, DType dtype) : unit_(unit), dtype_(dtype) {}
   const std::vector<ParamInfo>& table() const override { return unit_.params; }
   const void* data(int) override { return nullptr; }
-  DType dtype() const override { return DType::F32; }
+  DType dtype() const override { return dtype_; }
 
  private:
   const UnitSpec& unit_;
+  DType dtype_;
 };
 
 // A block and the units that hold its parameters: parameter k of the block is the k-th of those units' tables, one

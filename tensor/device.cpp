@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "tensor/copy_thread.h"
+#include "tensor/error.h"
+#include "tensor/ops/kernels.h"
 #include "tensor/recorder.h"
 
 namespace regather {
@@ -15,6 +17,14 @@ Recorder::Interval memory_work(const char* name, std::int64_t bytes) {
 bool copies_by_itself(Stream stream) { return stream == Stream::ToHost || stream == Stream::ToDevice; }
 
 }  // namespace
+
+void Device::add(Stream, Bf16*, const Bf16*, const Bf16*, std::int64_t) {
+  throw LogicError("this device computes in fp32, not in bf16");
+}
+
+void Device::round(Stream, Bf16*, const float*, std::int64_t) {
+  throw LogicError("this device computes in fp32, not in bf16");
+}
 
 CpuDevice::CpuDevice(Allocator::Mode mode, std::int64_t limit) : Device(mode, limit) {}
 
@@ -63,6 +73,17 @@ void CpuDevice::add(Stream, float* sum, const float* a, const float* b, std::int
   if (meta()) return;
 #pragma GCC ivdep  // sum may be a or b, whole: no element reads what another writes
   for (std::int64_t i = 0; i < n; ++i) sum[i] = a[i] + b[i];
+}
+
+void CpuDevice::add(Stream, Bf16* sum, const Bf16* a, const Bf16* b, std::int64_t n) {
+  const Timed timed(recorder, [&] { return memory_work("add", 3 * n * 2); });
+  if (!meta()) kernels_on<Bf16>().add(sum, a, b, n);
+}
+
+void CpuDevice::round(Stream, Bf16* to, const float* from, std::int64_t n) {
+  if (n == 0) return;
+  const Timed timed(recorder, [&] { return memory_work("round", n * (4 + 2)); });
+  if (!meta()) kernels().round(to, from, n);
 }
 
 }  // namespace regather

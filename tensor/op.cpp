@@ -23,10 +23,11 @@ double Op::bytes(Direction direction, std::span<const ValueType> in, std::span<c
     if (forward || has(read.outputs, i)) bytes += size(out[i]);
     if (backward) bytes += size(out[i]);  // its gradient
   }
+  // Parameters are of the type that it computes on: that of its first input, if that is not an index.
+  const DType elements = !in.empty() && in[0].dtype != DType::I32 ? in[0].dtype : DType::F32;
   for (std::size_t k = 0; k < params.size(); ++k) {
-    const double parameter = size({params[k], DType::F32});
-    if (forward || needs.inputs != 0) bytes += parameter;
-    if (backward && has(needs.params, k)) bytes += 2 * parameter;  // its gradient is added to
+    if (forward || needs.inputs != 0) bytes += size({params[k], elements});
+    if (backward && has(needs.params, k)) bytes += 2 * size({params[k], DType::F32});  // its gradient is added to
   }
   return bytes;
 }

@@ -41,8 +41,14 @@ struct Call {
   std::span<const int> param_ids;
   RngKey key;
   float* workspace;  // as many bytes as workspace() asked for; null if none
-  // k-th parameter of this operation; the first one waits for the gather.
-  const float* param(std::size_t k) const { return static_cast<const float*>(params->data(param_ids[k])); }
+  // k-th parameter of this operation, whose elements are those of its inputs; the first one waits for the gather.
+  template <class T = float>
+  const T* param(std::size_t k) const {
+    const DType type = params->dtype(param_ids[k]);
+    check(type == Element<T>::dtype, "parameter {} is {}, the operation computes on {}",
+          params->info(param_ids[k]).name, name_of(type), name_of(Element<T>::dtype));
+    return static_cast<const T*>(params->data(param_ids[k]));
+  }
   const Shape& param_shape(std::size_t k) const { return params->info(param_ids[k]).shape; }
   std::size_t num_params() const { return param_ids.size(); }
 };

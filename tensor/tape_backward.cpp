@@ -157,9 +157,14 @@ Activations Tape::spent_if_throws(F f) {
 Activations Tape::backward(const ParamView& params, Activations dy, const Gradients& grads) {
   if (phase_ == Phase::Backward || phase_ == Phase::Spent) throw LogicError("backward: this tape is spent");
   check(dy.size() == outputs_.size(), "backward: {} gradients for {} outputs", dy.size(), outputs_.size());
-  for (std::size_t k = 0; k < outputs_.size(); ++k)
-    check(!dy[k] || dy[k].shape() == outputs_[k].shape, "backward: gradient {} is {}, the output is {}", k,
+  for (std::size_t k = 0; k < outputs_.size(); ++k) {
+    if (!dy[k]) continue;
+    const DType type = value(outputs_[k].id).type.dtype;
+    check(dy[k].shape() == outputs_[k].shape, "backward: gradient {} is {}, the output is {}", k,
           dy[k].shape().to_string(), outputs_[k].shape.to_string());
+    check(dy[k].dtype() == type, "backward: gradient {} is {}, the output is {}", k, name_of(dy[k].dtype()),
+          name_of(type));
+  }
   phase_ = Phase::Backward;
   return spent_if_throws([&] { return run_backward(params, std::move(dy), grads); });
 }
@@ -237,7 +242,9 @@ void Tape::add_gradient(std::vector<Tensor>& gradient, int id, Tensor part) {
   }
   const bool in_place = sum.sole_owner();  // a gradient that an identity passed on is shared: never written to
   Tensor total = in_place ? sum : Tensor(device_.memory, sum.shape(), Tag::Workspace, sum.dtype());
-  device_.add(Stream::Compute, total.fresh(), sum.data(), part.data(), sum.numel());
+  with_element(sum.dtype(), [&]<class T>(Element<T>) {
+    device_.add(Stream::Compute, total.fresh<T>(), sum.data<T>(), part.data<T>(), sum.numel());
+  });
   sum = std::move(total);
 }
 

@@ -1,12 +1,13 @@
 // A tensor is a cheap handle on contiguous storage of one element type; the last handle frees the storage. In a meta
 // run it has a shape but no data. Writing: fresh() fills a tensor that nobody has read yet; mutate() is any later write
-// and bumps the version, by which the tape notices that a value it holds was changed in place.
+// and bumps the version, by which the tape notices that a value it holds was changed in place. Elements are read and
+// written as what they are: another type than the tensor's is an error; void and char are bytes.
 #pragma once
 #include <memory>
 #include <vector>
 
+#include "tensor/element.h"
 #include "tensor/memory.h"
-#include "tensor/shape.h"
 
 namespace regather {
 
@@ -26,16 +27,16 @@ class Tensor {
   std::int64_t bytes() const { return shape_.numel() * static_cast<std::int64_t>(size_of(dtype_)); }
   template <class T = float>
   const T* data() const {
-    return checked().buffer.data<T>();
+    return holding<T>().buffer.template data<T>();
   }
   template <class T = float>
   T* fresh() {
-    return checked().buffer.data<T>();
+    return holding<T>().buffer.template data<T>();
   }
   template <class T = float>
   T* mutate() {
-    ++checked().version;
-    return storage_->buffer.data<T>();
+    ++holding<T>().version;
+    return storage_->buffer.template data<T>();
   }
   unsigned version() const { return checked().version; }
   bool same_storage(const Tensor& other) const { return storage_ == other.storage_; }
@@ -62,6 +63,14 @@ class Tensor {
   Storage& checked() const {
     if (!storage_) throw LogicError("read of an undefined tensor (a value that saved() does not declare?)");
     return *storage_;
+  }
+  template <class T>
+  Storage& holding() const {
+    if constexpr (!std::is_void_v<T> && !std::is_same_v<T, char>)
+      if (Element<T>::dtype != dtype_)
+        throw LogicError(
+            fmt::format("{} elements are read or written as {}", name_of(dtype_), name_of(Element<T>::dtype)));
+    return checked();
   }
   std::shared_ptr<Storage> storage_;
   Shape shape_;

@@ -6,37 +6,48 @@
 
 #include <algorithm>
 
+#include "tensor/ops/checks.h"
 #include "tensor/ops/gemm.h"
-#include "tensor/ops/gpu_ops.h"
+#include "tensor/ops/on_gpu.h"
 #include "tensor/ops/parallel.h"
 
 namespace regather {
 namespace {
 
-// On a GPU, or by the library of a CPU. scaled: the product times by, into a matrix of its own.
+// On a GPU, or by the library of a CPU; T: elements of activations and parameters, what is between them is fp32.
+// scaled: the product times by, into a matrix of its own.
+template <class T>
 struct Products {
-  GpuOps* gpu;
-  void nt(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c, Into into,
+  Device& device;
+  float* scratch;
+  template <class A, class B, class C>
+  void nt(std::int64_t m, std::int64_t n, std::int64_t k, const A* a, const B* b, C* c, Into into,
           RowStrides strides) const {
-    gpu ? gpu->gemm_nt(m, n, k, a, b, c, into, strides) : gemm_nt(m, n, k, a, b, c, into, strides);
+    if (on_gpu<T>(device, [&](auto& gpu) { gpu.gemm_nt(m, n, k, a, b, c, into, strides); })) return;
+    gemm_nt(m, n, k, a, b, c, into, strides, scratch);
   }
-  void nn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c, Into into) const {
-    gpu ? gpu->gemm_nn(m, n, k, a, b, c, into) : gemm_nn(m, n, k, a, b, c, into);
+  template <class A, class B, class C>
+  void nn(std::int64_t m, std::int64_t n, std::int64_t k, const A* a, const B* b, C* c, Into into) const {
+    if (on_gpu<T>(device, [&](auto& gpu) { gpu.gemm_nn(m, n, k, a, b, c, into); })) return;
+    gemm_nn(m, n, k, a, b, c, into, {}, scratch);
   }
-  void tn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c, Into into,
+  template <class A, class B, class C>
+  void tn(std::int64_t m, std::int64_t n, std::int64_t k, const A* a, const B* b, C* c, Into into,
           RowStrides strides = {}) const {
-    gpu ? gpu->gemm_tn(m, n, k, a, b, c, into, strides) : gemm_tn(m, n, k, a, b, c, into, strides);
+    if (on_gpu<T>(device, [&](auto& gpu) { gpu.gemm_tn(m, n, k, a, b, c, into, strides); })) return;
+    gemm_tn(m, n, k, a, b, c, into, strides, scratch);
   }
-  void scaled_nt(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
-                 float by) const {
-    if (gpu) return gpu->gemm_nt(m, n, k, a, b, c, Into::Write, {}, by);
-    gemm_nt(m, n, k, a, b, c, Into::Write);
+  template <class A, class B>
+  void scaled_nt(std::int64_t m, std::int64_t n, std::int64_t k, const A* a, const B* b, float* c, float by) const {
+    if (on_gpu<T>(device, [&](auto& gpu) { gpu.gemm_nt(m, n, k, a, b, c, Into::Write, {}, by); })) return;
+    gemm_nt(m, n, k, a, b, c, Into::Write, {}, scratch);
     scale(c, m * n, by);
   }
-  void scaled_nn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
-                 RowStrides strides, float by) const {
-    if (gpu) return gpu->gemm_nn(m, n, k, a, b, c, Into::Write, strides, by);
-    gemm_nn(m, n, k, a, b, c, Into::Write, strides);
+  template <class A, class B>
+  void scaled_nn(std::int64_t m, std::int64_t n, std::int64_t k, const A* a, const B* b, float* c, RowStrides strides,
+                 float by) const {
+    if (on_gpu<T>(device, [&](auto& gpu) { gpu.gemm_nn(m, n, k, a, b, c, Into::Write, strides, by); })) return;
+    gemm_nn(m, n, k, a, b, c, Into::Write, strides, scratch);
     scale(c, m * n, by);
   }
   static void scale(float* x, std::int64_t n, float by) {
@@ -96,47 +107,62 @@ class AdaptedLinear final : public Op {
     return flops;
   }
 
-  // u; in backward v, too.
+  // u; in backward v, too; and scratch of the products. Before them the linear layer has it all.
   std::int64_t workspace(Direction direction, std::span<const ValueType> in,
                          std::span<const Shape> params) const override {
-    std::int64_t rank = 0;
-    for (std::size_t k = first_; k < params.size(); k += 2) rank = std::max(rank, params[k].dim(0));
-    return (direction == Direction::Forward ? 1 : 2) * in[0].shape.rows() * rank *
-           static_cast<std::int64_t>(sizeof(float));
+    const DType type = in[0].dtype;
+    const std::int64_t rows = in[0].shape.rows();
+    std::int64_t rank = 0, scratch = 0;
+    for (std::size_t k = first_; k < params.size(); k += 2) {
+      const std::int64_t down = params[k].dim(0), columns = params[k].dim(1), up = params[k + 1].dim(0);
+      rank = std::max(rank, down);
+      scratch = std::max({scratch, gemm_scratch(type, rows, down, columns), gemm_scratch(type, rows, up, down)});
+      if (direction == Direction::Backward)
+        scratch = std::max({scratch, gemm_scratch(type, up, down, rows), gemm_scratch(type, rows, down, up),
+                            gemm_scratch(type, down, columns, rows), gemm_scratch(type, rows, columns, down)});
+    }
+    const std::int64_t low =
+        (direction == Direction::Forward ? 1 : 2) * rows * rank * static_cast<std::int64_t>(sizeof(float));
+    return std::max(low + scratch, base_->workspace(direction, in, params.first(first_)));
   }
 
   void forward(const Call& call) const override {
     base_->forward(call);
     const Sizes s(call.in[0].shape().rows(), call.param_shape(0));
-    const Products products{call.device.gpu()};
-    for (std::size_t k = 0; k < adapters_.size(); ++k) {
-      const Adapter& a = adapters_[k];
-      const std::int64_t rank = call.param_shape(down(k)).dim(0);
-      scaled_low(call, k, rank, call.workspace);
-      products.nt(s.rows, a.rows, rank, call.workspace, call.param(down(k) + 1), call.out[0].fresh() + a.first,
-                  Into::Add, {.c = s.out});
-    }
+    with_element(call.in[0].dtype(), [&]<class T>(Element<T>) {
+      for (std::size_t k = 0; k < adapters_.size(); ++k) {
+        const Adapter& a = adapters_[k];
+        const std::int64_t rank = call.param_shape(down(k)).dim(0);
+        float *u = call.workspace, *scratch = u + s.rows * rank;
+        const Products<T> products{call.device, scratch};
+        scaled_low(products, call, k, rank, u);
+        products.nt(s.rows, a.rows, rank, u, call.param<T>(down(k) + 1), call.out[0].fresh<T>() + a.first, Into::Add,
+                    {.c = s.out});
+      }
+    });
   }
 
   void backward(const BackwardCall& call) const override {
     base_->backward(call);
     const Sizes s(call.dout[0].shape().rows(), call.param_shape(0));
-    const Products products{call.device.gpu()};
-    for (std::size_t k = 0; k < adapters_.size(); ++k) {
-      const Adapter& a = adapters_[k];
-      const std::int64_t rank = call.param_shape(down(k)).dim(0);
-      const float* dy = call.dout[0].data() + a.first;
-      float *u = call.workspace, *v = call.workspace + s.rows * rank;
-      if (float* dup = call.dparam(down(k) + 1)) {
-        scaled_low(call, k, rank, u);
-        products.tn(a.rows, rank, s.rows, dy, u, dup, Into::Add, {.a = s.out});
+    with_element(call.dout[0].dtype(), [&]<class T>(Element<T>) {
+      for (std::size_t k = 0; k < adapters_.size(); ++k) {
+        const Adapter& a = adapters_[k];
+        const std::int64_t rank = call.param_shape(down(k)).dim(0);
+        const T* dy = call.dout[0].data<T>() + a.first;
+        float *u = call.workspace, *v = u + s.rows * rank, *scratch = v + s.rows * rank;
+        const Products<T> products{call.device, scratch};
+        if (float* dup = call.dparam(down(k) + 1)) {
+          scaled_low(products, call, k, rank, u);
+          products.tn(a.rows, rank, s.rows, dy, u, dup, Into::Add, {.a = s.out});
+        }
+        float* ddown = call.dparam(down(k));
+        if (!ddown && !call.din[0]) continue;
+        products.scaled_nn(s.rows, rank, a.rows, dy, call.param<T>(down(k) + 1), v, {.a = s.out}, a.scale);
+        if (ddown) products.tn(rank, s.in, s.rows, v, call.in[0].data<T>(), ddown, Into::Add);
+        if (call.din[0]) products.nn(s.rows, s.in, rank, v, call.param<T>(down(k)), call.din[0].fresh<T>(), Into::Add);
       }
-      float* ddown = call.dparam(down(k));
-      if (!ddown && !call.din[0]) continue;
-      products.scaled_nn(s.rows, rank, a.rows, dy, call.param(down(k) + 1), v, {.a = s.out}, a.scale);
-      if (ddown) products.tn(rank, s.in, s.rows, v, call.in[0].data(), ddown, Into::Add);
-      if (call.din[0]) products.nn(s.rows, s.in, rank, v, call.param(down(k)), call.din[0].fresh(), Into::Add);
-    }
+    });
   }
 
  private:
@@ -149,10 +175,11 @@ class AdaptedLinear final : public Op {
   }
   std::size_t down(std::size_t k) const { return first_ + 2 * k; }
   // s x A^T
-  void scaled_low(const Call& call, std::size_t k, std::int64_t rank, float* u) const {
+  template <class T>
+  void scaled_low(const Products<T>& products, const Call& call, std::size_t k, std::int64_t rank, float* u) const {
     const Tensor& x = call.in[0];
-    const Products products{call.device.gpu()};
-    products.scaled_nt(x.shape().rows(), rank, x.shape().cols(), x.data(), call.param(down(k)), u, adapters_[k].scale);
+    products.scaled_nt(x.shape().rows(), rank, x.shape().cols(), x.data<T>(), call.param<T>(down(k)), u,
+                       adapters_[k].scale);
   }
 
   std::unique_ptr<const Op> base_;

@@ -2,8 +2,8 @@
 #include "tensor/ops/add.h"
 
 #include "tensor/ops/checks.h"
-#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/kernels.h"
+#include "tensor/ops/on_gpu.h"
 #include "tensor/ops/parallel.h"
 
 namespace regather {
@@ -14,9 +14,8 @@ class Add final : public Op {
   std::string_view name() const override { return "add"; }
   std::vector<ValueType> outputs(std::span<const ValueType> in, std::span<const Shape> params) const override {
     check_counts(name(), in, 2, params, 0);
-    check_fp32(name(), "a", in[0]);
-    check_fp32(name(), "b", in[1]);
-    check_same(name(), "a", in[0].shape, "b", in[1].shape);
+    check_real(name(), "a", in[0]);
+    check_same(name(), "a", in[0], "b", in[1]);
     return {in[0]};
   }
   Saved saved(const Needs&) const override { return {}; }
@@ -25,11 +24,14 @@ class Add final : public Op {
   }
   bool passes_gradient() const override { return true; }
   void forward(const Call& call) const override {
-    const float *a = call.in[0].data(), *b = call.in[1].data();
-    float* y = call.out[0].fresh();
-    if (GpuOps* gpu = call.device.gpu()) return gpu->add(y, a, b, call.in[0].numel());
-    parallel_blocks(call.in[0].numel(), kElementGrain,
-                    [&](auto begin, auto end) { kernels().add(y + begin, a + begin, b + begin, end - begin); });
+    with_element(call.in[0].dtype(), [&]<class T>(Element<T>) {
+      const T *a = call.in[0].data<T>(), *b = call.in[1].data<T>();
+      T* y = call.out[0].fresh<T>();
+      const std::int64_t n = call.in[0].numel();
+      if (on_gpu<T>(call.device, [&](auto& gpu) { gpu.add(y, a, b, n); })) return;
+      parallel_blocks(n, kElementGrain,
+                      [&](auto begin, auto end) { kernels_on<T>().add(y + begin, a + begin, b + begin, end - begin); });
+    });
   }
   void backward(const BackwardCall&) const override {}
 };

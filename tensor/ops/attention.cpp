@@ -1,15 +1,15 @@
 // P = softmax(q k^T / sqrt(D)) over s <= t, y = P v. Second output: lse [B, H, T], the logarithm of each row's
-// normaliser. Saves qkv, y and lse: every probability is exp(score - lse), and rowsum(P dP) is dy . y; so no [T, T]
-// matrix is ever stored. Work and workspace are per key/value head (tensor/ops/kernels/attention.cpp), one piece of
-// workspace a thread.
+// normaliser, always fp32. Saves qkv, y and lse: every probability is exp(score - lse), and rowsum(P dP) is dy . y; so
+// no [T, T] matrix is ever stored. Work and workspace are per key/value head (tensor/ops/kernels/attention.cpp), one
+// piece of workspace a thread.
 #include "tensor/ops/attention.h"
 
 #include <cmath>
 
 #include "tensor/ops/checks.h"
 #include "tensor/ops/dropout.h"
-#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/kernels.h"
+#include "tensor/ops/on_gpu.h"
 #include "tensor/ops/parallel.h"
 
 namespace regather {
@@ -28,13 +28,13 @@ class Attention final : public Op {
   std::string_view name() const override { return "attention"; }
   std::vector<ValueType> outputs(std::span<const ValueType> in, std::span<const Shape> params) const override {
     check_counts(name(), in, 1, params, 0);
-    check_fp32(name(), "qkv", in[0]);
+    check_real(name(), "qkv", in[0]);
     const Shape& qkv = in[0].shape;
     check(qkv.ndim() == 3, "attention: qkv must be [B, T, (H + 2 KV) D], is {}", qkv.to_string());
     check(qkv.cols() % (heads_ + 2 * kv_heads_) == 0 && qkv.cols() > 0,
           "attention: qkv is {}; its last dimension must be a multiple of {} heads + 2 x {} key/value heads = {}",
           qkv.to_string(), heads_, kv_heads_, heads_ + 2 * kv_heads_);
-    return {{qkv.with_last(heads_ * head_size(qkv))}, {{qkv.dim(0), heads_, qkv.dim(1)}}};
+    return {{qkv.with_last(heads_ * head_size(qkv)), in[0].dtype}, {{qkv.dim(0), heads_, qkv.dim(1)}}};
   }
   Saved saved(const Needs&) const override { return {.inputs = 1, .outputs = 3}; }
   std::int64_t workspace(Direction direction, std::span<const ValueType> in, std::span<const Shape>) const override {
@@ -53,27 +53,36 @@ class Attention final : public Op {
 
   void forward(const Call& call) const override {
     const Tensor& qkv = call.in[0];
-    const float* x = qkv.data();
-    float *y = call.out[0].fresh(), *lse = call.out[1].fresh();
-    if (GpuOps* gpu = call.device.gpu()) return gpu->attention(y, lse, x, sizes(qkv.shape()), mask(call));
-    for_each_head(call, qkv.shape(), Direction::Forward,
-                  [&](const AttentionShape& s, const Offsets& at, float* workspace) {
-                    kernels().attention_forward({s, x + at.q, x + at.k, x + at.v, y + at.y, lse + at.lse, workspace});
-                  });
+    with_element(qkv.dtype(), [&]<class T>(Element<T>) {
+      const T* x = qkv.data<T>();
+      T* y = call.out[0].fresh<T>();
+      float* lse = call.out[1].fresh();
+      const auto gpu_forward = [&](auto& gpu) { gpu.attention(y, lse, x, sizes(qkv.shape()), mask(call)); };
+      if (on_gpu<T>(call.device, gpu_forward)) return;
+      for_each_head(
+          call, qkv.shape(), Direction::Forward, [&](const AttentionShape& s, const Offsets& at, float* workspace) {
+            kernels_on<T>().attention_forward({s, x + at.q, x + at.k, x + at.v, y + at.y, lse + at.lse, workspace});
+          });
+    });
   }
 
   void backward(const BackwardCall& call) const override {
     if (!call.din[0]) return;
     const Tensor& qkv = call.in[0];
-    const float *x = qkv.data(), *y = call.out[0].data(), *lse = call.out[1].data(), *dy = call.dout[0].data();
-    float* dx = call.din[0].fresh();
-    if (GpuOps* gpu = call.device.gpu())
-      return gpu->attention_backward(dx, x, y, lse, dy, sizes(qkv.shape()), mask(call));
-    for_each_head(call, qkv.shape(), Direction::Backward,
-                  [&](const AttentionShape& s, const Offsets& at, float* workspace) {
-                    kernels().attention_backward({s, x + at.q, x + at.k, x + at.v, y + at.y, lse + at.lse, dy + at.y,
-                                                  dx + at.q, dx + at.k, dx + at.v, workspace});
-                  });
+    with_element(qkv.dtype(), [&]<class T>(Element<T>) {
+      const T *x = qkv.data<T>(), *y = call.out[0].data<T>(), *dy = call.dout[0].data<T>();
+      const float* lse = call.out[1].data();
+      T* dx = call.din[0].fresh<T>();
+      const auto gpu_backward = [&](auto& gpu) {
+        gpu.attention_backward(dx, x, y, lse, dy, sizes(qkv.shape()), mask(call));
+      };
+      if (on_gpu<T>(call.device, gpu_backward)) return;
+      for_each_head(call, qkv.shape(), Direction::Backward,
+                    [&](const AttentionShape& s, const Offsets& at, float* workspace) {
+                      kernels_on<T>().attention_backward({s, x + at.q, x + at.k, x + at.v, y + at.y, lse + at.lse,
+                                                          dy + at.y, dx + at.q, dx + at.k, dx + at.v, workspace});
+                    });
+    });
   }
 
  private:

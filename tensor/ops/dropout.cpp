@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "tensor/ops/checks.h"
-#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/kernels.h"
+#include "tensor/ops/on_gpu.h"
 #include "tensor/ops/parallel.h"
 
 namespace regather {
@@ -18,7 +18,7 @@ class Dropout final : public Op {
   std::string_view name() const override { return "dropout"; }
   std::vector<ValueType> outputs(std::span<const ValueType> in, std::span<const Shape> params) const override {
     check_counts(name(), in, 1, params, 0);
-    check_fp32(name(), "x", in[0]);
+    check_real(name(), "x", in[0]);
     check(in[0].shape.ndim() == 3, "dropout: x must be [B, T, C], is {}", in[0].shape.to_string());
     return {in[0]};
   }
@@ -35,16 +35,18 @@ class Dropout final : public Op {
   void apply(const Call& call, const Tensor& x, Tensor& y) const {
     const std::int64_t sequences = x.shape().dim(0), size = x.numel() / std::max<std::int64_t>(1, sequences);
     const auto key = call.key.words();
-    const float* from = x.data();
-    float* to = y.fresh();
-    if (GpuOps* gpu = call.device.gpu())
-      return gpu->dropout(to, from, sequences, size, {.threshold = threshold_, .scale = scale_, .key = call.key});
-    for (std::int64_t b = 0; b < sequences; ++b)
-      parallel_blocks(size, kElementGrain, [&](std::int64_t begin, std::int64_t end) {
-        const RandomRow row = {
-            {key[0], key[1]}, call.key.sequence + static_cast<std::uint64_t>(b), static_cast<std::uint64_t>(begin)};
-        kernels().dropout(to + b * size + begin, from + b * size + begin, end - begin, row, threshold_, scale_);
-      });
+    with_element(x.dtype(), [&]<class T>(Element<T>) {
+      const T* from = x.data<T>();
+      T* to = y.fresh<T>();
+      const RandomMask mask{.threshold = threshold_, .scale = scale_, .key = call.key};
+      if (on_gpu<T>(call.device, [&](auto& gpu) { gpu.dropout(to, from, sequences, size, mask); })) return;
+      for (std::int64_t b = 0; b < sequences; ++b)
+        parallel_blocks(size, kElementGrain, [&](std::int64_t begin, std::int64_t end) {
+          const RandomRow row = {
+              {key[0], key[1]}, call.key.sequence + static_cast<std::uint64_t>(b), static_cast<std::uint64_t>(begin)};
+          kernels_on<T>().dropout(to + b * size + begin, from + b * size + begin, end - begin, row, threshold_, scale_);
+        });
+    });
   }
 
   std::uint32_t threshold_;

@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "tensor/ops/checks.h"
-#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/kernels.h"
+#include "tensor/ops/on_gpu.h"
 #include "tensor/ops/parallel.h"
 
 namespace regather {
@@ -17,7 +17,7 @@ constexpr std::int64_t kRowGrain = 64, kColumnGrain = 256;
 
 class Embedding final : public Op {
  public:
-  explicit Embedding(bool has_positions) : has_positions_(has_positions) {}
+  Embedding(bool has_positions, DType elements) : has_positions_(has_positions), elements_(elements) {}
   std::string_view name() const override { return "embedding"; }
   std::vector<ValueType> outputs(std::span<const ValueType> in, std::span<const Shape> params) const override {
     check_counts(name(), in, 1, params, has_positions_ ? 2 : 1);
@@ -29,7 +29,7 @@ class Embedding final : public Op {
       check(params[1].ndim() == 2 && params[1].dim(0) >= tokens.dim(1) && params[1].dim(1) == table.dim(1),
             "embedding: positions is {}, tokens is {} with T = {}, table is {} with C = {}", params[1].to_string(),
             tokens.to_string(), tokens.dim(1), table.to_string(), table.dim(1));
-    return {{{tokens.dim(0), tokens.dim(1), table.dim(1)}}};
+    return {{{tokens.dim(0), tokens.dim(1), table.dim(1)}, elements_}};
   }
   Saved saved(const Needs& needs) const override { return {.inputs = needs.params & 1U}; }
   double flops(std::span<const ValueType> in, std::span<const Shape> params) const override {
@@ -37,48 +37,58 @@ class Embedding final : public Op {
   }
   double bytes(Direction direction, std::span<const ValueType> in, std::span<const Shape> params,
                const Needs& needs) const override {  // a row a token, not the whole table
-    const double rows = 4.0 * static_cast<double>(in[0].shape.numel() * params[0].dim(1));
-    const double positions = has_positions_ ? 4.0 * static_cast<double>(in[0].shape.dim(1) * params[0].dim(1)) : 0.0;
-    if (direction == Direction::Forward) return 2 * rows + positions;
-    return rows + (has(needs.params, 0) ? 2 * rows : 0) + (has(needs.params, 1) ? 2 * positions : 0);
+    const auto rows = static_cast<double>(in[0].shape.numel() * params[0].dim(1));
+    const double positions = has_positions_ ? static_cast<double>(in[0].shape.dim(1) * params[0].dim(1)) : 0.0;
+    const auto element = static_cast<double>(size_of(elements_)), gradient = static_cast<double>(sizeof(float));
+    if (direction == Direction::Forward) return (2 * rows + positions) * element;
+    const double added_to = (has(needs.params, 0) ? rows : 0) + (has(needs.params, 1) ? positions : 0);
+    return rows * element + 2 * added_to * gradient;
   }
 
   void forward(const Call& call) const override {
     const Tensor& tokens = call.in[0];
-    const std::int64_t length = tokens.shape().dim(1), cols = call.out[0].shape().cols();
+    const std::int64_t batch = tokens.shape().dim(0), length = tokens.shape().dim(1), cols = call.out[0].shape().cols(),
+                       vocab = call.param_shape(0).dim(0);
     const std::int32_t* token = tokens.data<std::int32_t>();
-    const std::int64_t vocab = call.param_shape(0).dim(0);
-    GpuOps* gpu = call.device.gpu();  // it checks the tokens itself
-    if (!gpu) check_tokens(token, tokens.shape(), vocab);
-    const float *table = call.param(0), *positions = has_positions_ ? call.param(1) : nullptr;
-    float* x = call.out[0].fresh();
-    if (gpu) return gpu->embedding(x, token, table, positions, tokens.shape().dim(0), length, cols, vocab);
-    parallel_blocks(tokens.numel(), kRowGrain, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        const float* row = table + token[i] * cols;
-        if (positions)
-          kernels().add(x + i * cols, row, positions + i % length * cols, cols);
-        else
-          std::copy_n(row, cols, x + i * cols);
-      }
+    if (call.device.gpu() == nullptr) check_tokens(token, tokens.shape(), vocab);  // a GPU checks them itself
+    with_element(elements_, [&]<class T>(Element<T>) {
+      const T *table = call.param<T>(0), *positions = has_positions_ ? call.param<T>(1) : nullptr;
+      T* x = call.out[0].fresh<T>();
+      const auto gpu_forward = [&](auto& gpu) {
+        gpu.embedding(x, token, table, positions, batch, length, cols, vocab);
+      };
+      if (on_gpu<T>(call.device, gpu_forward)) return;
+      parallel_blocks(tokens.numel(), kRowGrain, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          const T* row = table + token[i] * cols;
+          if (positions)
+            kernels_on<T>().add(x + i * cols, row, positions + i % length * cols, cols);
+          else
+            std::copy_n(row, cols, x + i * cols);
+        }
+      });
     });
   }
 
   void backward(const BackwardCall& call) const override {
     const Tensor& dx = call.dout[0];
     const std::int64_t batch = dx.shape().dim(0), length = dx.shape().dim(1), cols = dx.shape().cols();
-    const float* g = dx.data();
     float *dtable = call.dparam(0), *dpositions = has_positions_ ? call.dparam(1) : nullptr;
     const std::int32_t* token = dtable ? call.in[0].data<std::int32_t>() : nullptr;
-    if (GpuOps* gpu = call.device.gpu())
-      return gpu->embedding_backward(dtable, dpositions, token, g, batch, length, cols);
-    parallel_blocks(cols, kColumnGrain, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = 0; i < batch * length; ++i) {
-        const float* from = g + i * cols + begin;
-        const auto add_to = [&](float* to) { kernels().add(to, to, from, end - begin); };
-        if (dtable) add_to(dtable + token[i] * cols + begin);
-        if (dpositions) add_to(dpositions + i % length * cols + begin);
-      }
+    with_element(elements_, [&]<class T>(Element<T>) {
+      const T* g = dx.data<T>();
+      const auto gpu_backward = [&](auto& gpu) {
+        gpu.embedding_backward(dtable, dpositions, token, g, batch, length, cols);
+      };
+      if (on_gpu<T>(call.device, gpu_backward)) return;
+      parallel_blocks(cols, kColumnGrain, [&](std::int64_t begin, std::int64_t end) {
+        const std::int64_t n = end - begin;
+        for (std::int64_t i = 0; i < batch * length; ++i) {
+          const auto add_to = [&](float* to) { kernels_on<T>().add_column_sums(to, g + i * cols + begin, 1, n, n); };
+          if (dtable) add_to(dtable + token[i] * cols + begin);
+          if (dpositions) add_to(dpositions + i % length * cols + begin);
+        }
+      });
     });
   }
 
@@ -91,6 +101,7 @@ class Embedding final : public Op {
   }
 
   bool has_positions_;
+  DType elements_;  // of the parameters, and so of what is looked up
 };
 
 }  // namespace
@@ -98,7 +109,8 @@ class Embedding final : public Op {
 Tensor embedding(Run& run, Tensor tokens, int table, int positions) {
   std::vector<int> params = {table};
   if (positions >= 0) params.push_back(positions);
-  return run.apply(std::make_unique<Embedding>(positions >= 0), {std::move(tokens)}, std::move(params))[0];
+  auto op = std::make_unique<Embedding>(positions >= 0, run.params.dtype(table));
+  return run.apply(std::move(op), {std::move(tokens)}, std::move(params))[0];
 }
 
 }  // namespace regather

@@ -3,8 +3,8 @@
 #include "tensor/ops/gelu.h"
 
 #include "tensor/ops/checks.h"
-#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/kernels.h"
+#include "tensor/ops/on_gpu.h"
 #include "tensor/ops/parallel.h"
 
 namespace regather {
@@ -15,7 +15,7 @@ class Gelu final : public Op {
   std::string_view name() const override { return "gelu"; }
   std::vector<ValueType> outputs(std::span<const ValueType> in, std::span<const Shape> params) const override {
     check_counts(name(), in, 1, params, 0);
-    check_fp32(name(), "x", in[0]);
+    check_real(name(), "x", in[0]);
     return {in[0]};
   }
   Saved saved(const Needs&) const override { return {.inputs = 1}; }
@@ -23,19 +23,25 @@ class Gelu final : public Op {
     return 20.0 * static_cast<double>(in[0].shape.numel());
   }
   void forward(const Call& call) const override {
-    const float* x = call.in[0].data();
-    float* y = call.out[0].fresh();
-    if (GpuOps* gpu = call.device.gpu()) return gpu->gelu(y, x, call.in[0].numel());
-    parallel_blocks(call.in[0].numel(), kElementGrain,
-                    [&](auto begin, auto end) { kernels().gelu(y + begin, x + begin, end - begin); });
+    with_element(call.in[0].dtype(), [&]<class T>(Element<T>) {
+      const T* x = call.in[0].data<T>();
+      T* y = call.out[0].fresh<T>();
+      const std::int64_t n = call.in[0].numel();
+      if (on_gpu<T>(call.device, [&](auto& gpu) { gpu.gelu(y, x, n); })) return;
+      parallel_blocks(n, kElementGrain,
+                      [&](auto begin, auto end) { kernels_on<T>().gelu(y + begin, x + begin, end - begin); });
+    });
   }
   void backward(const BackwardCall& call) const override {
     if (!call.din[0]) return;
-    const float *x = call.in[0].data(), *dy = call.dout[0].data();
-    float* dx = call.din[0].fresh();
-    if (GpuOps* gpu = call.device.gpu()) return gpu->gelu_backward(dx, x, dy, call.dout[0].numel());
-    parallel_blocks(call.dout[0].numel(), kElementGrain, [&](auto begin, auto end) {
-      kernels().gelu_backward(dx + begin, x + begin, dy + begin, end - begin);
+    with_element(call.in[0].dtype(), [&]<class T>(Element<T>) {
+      const T *x = call.in[0].data<T>(), *dy = call.dout[0].data<T>();
+      T* dx = call.din[0].fresh<T>();
+      const std::int64_t n = call.dout[0].numel();
+      if (on_gpu<T>(call.device, [&](auto& gpu) { gpu.gelu_backward(dx, x, dy, n); })) return;
+      parallel_blocks(n, kElementGrain, [&](auto begin, auto end) {
+        kernels_on<T>().gelu_backward(dx + begin, x + begin, dy + begin, end - begin);
+      });
     });
   }
 };

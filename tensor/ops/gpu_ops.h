@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "tensor/ops/gemm.h"
+#include "tensor/ops/gemm_types.h"
 #include "tensor/ops/kernel_types.h"
 #include "tensor/philox.h"
 

@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 
 #include "tensor/ops/kernel_types.h"
 
@@ -21,5 +22,13 @@ const Kernels* kernels_for(Isa isa);
 // The best set that this processor has. REGATHER_ISA=baseline|avx2|avx512 asks for another one: nodes of different
 // kinds can be made to give the same bits. A set that is unknown or missing here is an error, at the first use.
 const Kernels& kernels();
+// Of those, the ones on elements of type T: float or Bf16.
+template <class T>
+const ElementKernels<T>& kernels_on() {
+  if constexpr (std::is_same_v<T, float>)
+    return kernels().fp32;
+  else
+    return kernels().bf16;
+}
 
 }  // namespace regather

@@ -4,7 +4,7 @@
 #include "tensor/ops/layer_norm.h"
 
 #include "tensor/ops/checks.h"
-#include "tensor/ops/gpu_ops.h"
+#include "tensor/ops/on_gpu.h"
 #include "tensor/ops/row_chunks.h"
 
 namespace regather {
@@ -17,7 +17,7 @@ class LayerNorm final : public Op {
   std::string_view name() const override { return "layer_norm"; }
   std::vector<ValueType> outputs(std::span<const ValueType> in, std::span<const Shape> params) const override {
     check_counts(name(), in, 1, params, 2);
-    check_fp32(name(), "x", in[0]);
+    check_real(name(), "x", in[0]);
     check_channels(name(), "gain", params[0], in[0].shape);
     check_channels(name(), "bias", params[1], in[0].shape);
     return {in[0]};
@@ -35,30 +35,37 @@ class LayerNorm final : public Op {
   void forward(const Call& call) const override {
     const Tensor& x = call.in[0];
     const std::int64_t rows = x.shape().rows(), cols = x.shape().cols();
-    const float *gain = call.param(0), *bias = call.param(1), *from = x.data();
-    float* y = call.out[0].fresh();
-    if (GpuOps* gpu = call.device.gpu()) return gpu->layer_norm(y, from, gain, bias, rows, cols, kEps);
-    parallel_blocks(rows, RowChunks::kRows, [&](auto begin, auto end) {
-      kernels().layer_norm(y + begin * cols, from + begin * cols, gain, bias, end - begin, cols, kEps);
+    with_element(x.dtype(), [&]<class T>(Element<T>) {
+      const T *gain = call.param<T>(0), *bias = call.param<T>(1), *from = x.data<T>();
+      T* y = call.out[0].fresh<T>();
+      if (on_gpu<T>(call.device, [&](auto& gpu) { gpu.layer_norm(y, from, gain, bias, rows, cols, kEps); })) return;
+      parallel_blocks(rows, RowChunks::kRows, [&](auto begin, auto end) {
+        kernels_on<T>().layer_norm(y + begin * cols, from + begin * cols, gain, bias, end - begin, cols, kEps);
+      });
     });
   }
 
   void backward(const BackwardCall& call) const override {
     const Tensor& dy = call.dout[0];
-    const std::int64_t cols = dy.shape().cols();
-    float *dx = call.din[0] ? call.din[0].fresh() : nullptr, *dgain = call.dparam(0), *dbias = call.dparam(1);
-    const RowChunks chunks(dy.shape().rows());
-    const bool reads_x = dx || dgain;
-    const float *x = reads_x ? call.in[0].data() : nullptr, *gain = call.param(0), *g = dy.data();
-    if (GpuOps* gpu = call.device.gpu())
-      return gpu->layer_norm_backward(dx, dgain, dbias, x, gain, g, dy.shape().rows(), cols, kEps);
-    chunks.add_up(call.workspace, 2 * cols, [&](auto begin, auto end, float* partial) {
-      kernels().layer_norm_backward(dx ? dx + begin * cols : nullptr, dgain ? partial : nullptr,
-                                    dbias ? partial + cols : nullptr, x + begin * cols, gain, g + begin * cols,
-                                    end - begin, cols, kEps);
+    const std::int64_t rows = dy.shape().rows(), cols = dy.shape().cols();
+    float *dgain = call.dparam(0), *dbias = call.dparam(1);
+    with_element(dy.dtype(), [&]<class T>(Element<T>) {
+      T* dx = call.din[0] ? call.din[0].fresh<T>() : nullptr;
+      const bool reads_x = dx || dgain;
+      const T *x = reads_x ? call.in[0].data<T>() : nullptr, *gain = call.param<T>(0), *g = dy.data<T>();
+      const auto gpu_backward = [&](auto& gpu) {
+        gpu.layer_norm_backward(dx, dgain, dbias, x, gain, g, rows, cols, kEps);
+      };
+      if (on_gpu<T>(call.device, gpu_backward)) return;
+      const RowChunks chunks(rows);
+      chunks.add_up(call.workspace, 2 * cols, [&](auto begin, auto end, float* partial) {
+        kernels_on<T>().layer_norm_backward(dx ? dx + begin * cols : nullptr, dgain ? partial : nullptr,
+                                            dbias ? partial + cols : nullptr, x + begin * cols, gain, g + begin * cols,
+                                            end - begin, cols, kEps);
+      });
+      if (dgain) chunks.add_to(dgain, call.workspace, 0, cols, 2 * cols);
+      if (dbias) chunks.add_to(dbias, call.workspace, cols, cols, 2 * cols);
     });
-    if (dgain) chunks.add_to(dgain, call.workspace, 0, cols, 2 * cols);
-    if (dbias) chunks.add_to(dbias, call.workspace, cols, cols, 2 * cols);
   }
 };
 

@@ -1,15 +1,16 @@
 // logits = x w^T, loss[n] = log(sum of e^logits[n]) - logits[n, target[n]];
 // dlogits = dloss[n] (softmax - one_hot(target)), dx = dlogits w, dw += dlogits^T x.
-// Training does all of it in backward(), chunk by chunk: three products; a forward pass that threw its logits away
-// would make it four. Saves x, targets and the losses, which backward() fills.
+// Logits and losses are fp32, whatever the type of x and w. Training does all of it in backward(), chunk by chunk:
+// three products; a forward pass that threw its logits away would make it four. Saves x, targets and the losses, which
+// backward() fills.
 #include "tensor/ops/linear_cross_entropy.h"
 
 #include <algorithm>
 
 #include "tensor/ops/checks.h"
 #include "tensor/ops/gemm.h"
-#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/kernels.h"
+#include "tensor/ops/on_gpu.h"
 #include "tensor/ops/parallel.h"
 
 namespace regather {
@@ -22,7 +23,7 @@ class LinearCrossEntropy final : public Op {
   std::string_view name() const override { return "linear_cross_entropy"; }
   std::vector<ValueType> outputs(std::span<const ValueType> in, std::span<const Shape> params) const override {
     check_counts(name(), in, 2, params, 1);
-    check_fp32(name(), "x", in[0]);
+    check_real(name(), "x", in[0]);
     check_dtype(name(), "targets", in[1], DType::I32);
     const Shape &x = in[0].shape, &targets = in[1].shape, &w = params[0];
     check(x.ndim() == 3 && targets == Shape{x.dim(0), x.dim(1)},
@@ -35,8 +36,11 @@ class LinearCrossEntropy final : public Op {
   bool fused_with_backward() const override { return true; }
   Saved saved(const Needs&) const override { return {.inputs = 3, .outputs = 1}; }
   std::int64_t workspace(Direction, std::span<const ValueType> in, std::span<const Shape> params) const override {
-    const std::int64_t vocab = params[0].dim(0);
-    return cross_entropy_chunk(in[0].shape.rows(), vocab) * vocab * 4;
+    const std::int64_t vocab = params[0].dim(0), cols = params[0].dim(1);
+    const std::int64_t rows = cross_entropy_chunk(in[0].shape.rows(), vocab);
+    return rows * vocab * 4 +
+           std::max({gemm_scratch(in[0].dtype, rows, vocab, cols), gemm_scratch(in[0].dtype, rows, cols, vocab),
+                     gemm_scratch(in[0].dtype, vocab, cols, rows)});
   }
   double flops(std::span<const ValueType> in, std::span<const Shape> params) const override {
     return 2.0 * static_cast<double>(in[0].shape.numel()) * static_cast<double>(params[0].dim(0));
@@ -47,75 +51,83 @@ class LinearCrossEntropy final : public Op {
   }
 
   void forward(const Call& call) const override {
-    for_each_chunk(call, [&](const Chunk& c, float* losses) {
-      if (GpuOps* gpu = call.device.gpu())
-        return gpu->token_losses(losses, c.logits, c.targets, nullptr, c.rows, c.vocab);
-      each_row(c, [&](std::int64_t r) {
-        losses[r] = c.targets[r] < 0 ? 0.0F : kernels().token_loss(c.logits + r * c.vocab, c.vocab, c.targets[r]);
+    with_element(call.in[0].dtype(), [&]<class T>(Element<T>) {
+      for_each_chunk<T>(call, [&](const Chunk<T>& c, float* losses) {
+        const auto gpu_losses = [&](auto& gpu) {
+          gpu.token_losses(losses, c.logits, c.targets, nullptr, c.rows, c.vocab);
+        };
+        if (on_gpu<T>(call.device, gpu_losses)) return;
+        each_row(c.rows, [&](std::int64_t r) {
+          losses[r] = c.targets[r] < 0 ? 0.0F : kernels().token_loss(c.logits + r * c.vocab, c.vocab, c.targets[r]);
+        });
       });
     });
   }
 
   void backward(const BackwardCall& call) const override {
-    const float *weight = call.param(0), *dloss = call.dout[0].data();
-    float *dx = call.din[0] ? call.din[0].fresh() : nullptr, *dweight = call.dparam(0);
-    for_each_chunk(call, [&](const Chunk& c, float* losses) {
-      if (GpuOps* gpu = call.device.gpu()) {
-        gpu->token_losses(losses, c.logits, c.targets, dloss + c.first, c.rows, c.vocab);
-        if (dx) gpu->gemm_nn(c.rows, c.cols, c.vocab, c.logits, weight, dx + c.first * c.cols, Into::Write);
-        if (dweight) gpu->gemm_tn(c.vocab, c.cols, c.rows, c.logits, c.x, dweight, Into::Add);
-        return;
-      }
-      each_row(c, [&](std::int64_t r) {
-        float* row = c.logits + r * c.vocab;
-        if (c.targets[r] >= 0) {
-          losses[r] = kernels().token_loss_gradient(row, c.vocab, c.targets[r], dloss[c.first + r]);
-        } else {
-          losses[r] = 0;
-          std::fill_n(row, c.vocab, 0.0F);
-        }
+    with_element(call.in[0].dtype(), [&]<class T>(Element<T>) {
+      const T* weight = call.param<T>(0);
+      const float* dloss = call.dout[0].data();
+      T* dx = call.din[0] ? call.din[0].fresh<T>() : nullptr;
+      float* dweight = call.dparam(0);
+      for_each_chunk<T>(call, [&](const Chunk<T>& c, float* losses) {
+        const auto gpu_backward = [&](auto& gpu) {
+          gpu.token_losses(losses, c.logits, c.targets, dloss + c.first, c.rows, c.vocab);
+          if (dx) gpu.gemm_nn(c.rows, c.cols, c.vocab, c.logits, weight, dx + c.first * c.cols, Into::Write);
+          if (dweight) gpu.gemm_tn(c.vocab, c.cols, c.rows, c.logits, c.x, dweight, Into::Add);
+        };
+        if (on_gpu<T>(call.device, gpu_backward)) return;
+        each_row(c.rows, [&](std::int64_t r) {
+          float* row = c.logits + r * c.vocab;
+          if (c.targets[r] >= 0) {
+            losses[r] = kernels().token_loss_gradient(row, c.vocab, c.targets[r], dloss[c.first + r]);
+          } else {
+            losses[r] = 0;
+            std::fill_n(row, c.vocab, 0.0F);
+          }
+        });
+        if (dx) gemm_nn(c.rows, c.cols, c.vocab, c.logits, weight, dx + c.first * c.cols, Into::Write, {}, c.scratch);
+        if (dweight) gemm_tn(c.vocab, c.cols, c.rows, c.logits, c.x, dweight, Into::Add, {}, c.scratch);
       });
-      if (dx) gemm_nn(c.rows, c.cols, c.vocab, c.logits, weight, dx + c.first * c.cols, Into::Write);
-      if (dweight) gemm_tn(c.vocab, c.cols, c.rows, c.logits, c.x, dweight, Into::Add);
     });
   }
 
  private:
+  template <class T>
   struct Chunk {
     std::int64_t first, rows, cols, vocab;
-    const float* x;
+    const T* x;
     const std::int32_t* targets;
-    float* logits;
+    float *logits, *scratch;  // scratch: of the products
   };
 
   // f(chunk with its logits, where its losses go).
-  template <class F>
+  template <class T, class F>
   static void for_each_chunk(const Call& call, F f) {
     const Tensor &x = call.in[0], &targets = call.in[1];
     const std::int64_t rows = x.shape().rows(), cols = x.shape().cols(), vocab = call.param_shape(0).dim(0);
-    GpuOps* gpu = call.device.gpu();
-    if (!gpu) check_targets(targets, vocab);
-    const float* weight = call.param(0);
+    if (call.device.gpu() == nullptr) check_targets(targets, vocab);  // a GPU checks them itself
+    const T* weight = call.param<T>(0);
     float* losses = call.out[0].fresh();
     const std::int64_t size = cross_entropy_chunk(rows, vocab);
     for (std::int64_t first = 0; first < rows; first += size) {
-      const Chunk c = {.first = first,
-                       .rows = std::min(size, rows - first),
-                       .cols = cols,
-                       .vocab = vocab,
-                       .x = x.data() + first * cols,
-                       .targets = targets.data<std::int32_t>() + first,
-                       .logits = call.workspace};
-      if (gpu)
-        gpu->gemm_nt(c.rows, vocab, cols, c.x, weight, c.logits, Into::Write);
-      else
-        gemm_nt(c.rows, vocab, cols, c.x, weight, c.logits, Into::Write);
+      const Chunk<T> c = {.first = first,
+                          .rows = std::min(size, rows - first),
+                          .cols = cols,
+                          .vocab = vocab,
+                          .x = x.data<T>() + first * cols,
+                          .targets = targets.data<std::int32_t>() + first,
+                          .logits = call.workspace,
+                          .scratch = call.workspace + size * vocab};
+      if (!on_gpu<T>(call.device,
+                     [&](auto& gpu) { gpu.gemm_nt(c.rows, vocab, cols, c.x, weight, c.logits, Into::Write); }))
+        gemm_nt(c.rows, vocab, cols, c.x, weight, c.logits, Into::Write, {}, c.scratch);
       f(c, losses + first);
     }
   }
   template <class F>
-  static void each_row(const Chunk& c, F f) {
-    parallel_blocks(c.rows, 8, [&](std::int64_t begin, std::int64_t end) {
+  static void each_row(std::int64_t rows, F f) {
+    parallel_blocks(rows, 8, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) f(r);
     });
   }

@@ -64,8 +64,9 @@ double sum_of_squares(const float* x, std::int64_t n) {
 }
 
 void accumulate(float* to, const float* from, std::int64_t n) {
-  parallel_blocks(n, kElementGrain,
-                  [&](auto begin, auto end) { kernels().add(to + begin, to + begin, from + begin, end - begin); });
+  parallel_blocks(n, kElementGrain, [&](auto begin, auto end) {
+    kernels_on<float>().add(to + begin, to + begin, from + begin, end - begin);
+  });
 }
 
 std::int64_t count_nonfinite(const float* x, std::int64_t n) {

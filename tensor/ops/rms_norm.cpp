@@ -3,7 +3,7 @@
 #include "tensor/ops/rms_norm.h"
 
 #include "tensor/ops/checks.h"
-#include "tensor/ops/gpu_ops.h"
+#include "tensor/ops/on_gpu.h"
 #include "tensor/ops/row_chunks.h"
 
 namespace regather {
@@ -16,7 +16,7 @@ class RmsNorm final : public Op {
   std::string_view name() const override { return "rms_norm"; }
   std::vector<ValueType> outputs(std::span<const ValueType> in, std::span<const Shape> params) const override {
     check_counts(name(), in, 1, params, 1);
-    check_fp32(name(), "x", in[0]);
+    check_real(name(), "x", in[0]);
     check_channels(name(), "gain", params[0], in[0].shape);
     return {in[0]};
   }
@@ -31,27 +31,32 @@ class RmsNorm final : public Op {
   void forward(const Call& call) const override {
     const Tensor& x = call.in[0];
     const std::int64_t rows = x.shape().rows(), cols = x.shape().cols();
-    const float *gain = call.param(0), *from = x.data();
-    float* y = call.out[0].fresh();
-    if (GpuOps* gpu = call.device.gpu()) return gpu->rms_norm(y, from, gain, rows, cols, kEps);
-    parallel_blocks(rows, RowChunks::kRows, [&](auto begin, auto end) {
-      kernels().rms_norm(y + begin * cols, from + begin * cols, gain, end - begin, cols, kEps);
+    with_element(x.dtype(), [&]<class T>(Element<T>) {
+      const T *gain = call.param<T>(0), *from = x.data<T>();
+      T* y = call.out[0].fresh<T>();
+      if (on_gpu<T>(call.device, [&](auto& gpu) { gpu.rms_norm(y, from, gain, rows, cols, kEps); })) return;
+      parallel_blocks(rows, RowChunks::kRows, [&](auto begin, auto end) {
+        kernels_on<T>().rms_norm(y + begin * cols, from + begin * cols, gain, end - begin, cols, kEps);
+      });
     });
   }
 
   void backward(const BackwardCall& call) const override {
     const Tensor& dy = call.dout[0];
-    const std::int64_t cols = dy.shape().cols();
-    float *dx = call.din[0] ? call.din[0].fresh() : nullptr, *dgain = call.dparam(0);
-    const float *x = call.in[0].data(), *gain = call.param(0), *g = dy.data();
-    if (GpuOps* gpu = call.device.gpu())
-      return gpu->rms_norm_backward(dx, dgain, x, gain, g, dy.shape().rows(), cols, kEps);
-    const RowChunks chunks(dy.shape().rows());
-    chunks.add_up(call.workspace, cols, [&](auto begin, auto end, float* partial) {
-      kernels().rms_norm_backward(dx ? dx + begin * cols : nullptr, dgain ? partial : nullptr, x + begin * cols, gain,
-                                  g + begin * cols, end - begin, cols, kEps);
+    const std::int64_t rows = dy.shape().rows(), cols = dy.shape().cols();
+    float* dgain = call.dparam(0);
+    with_element(dy.dtype(), [&]<class T>(Element<T>) {
+      T* dx = call.din[0] ? call.din[0].fresh<T>() : nullptr;
+      const T *x = call.in[0].data<T>(), *gain = call.param<T>(0), *g = dy.data<T>();
+      if (on_gpu<T>(call.device, [&](auto& gpu) { gpu.rms_norm_backward(dx, dgain, x, gain, g, rows, cols, kEps); }))
+        return;
+      const RowChunks chunks(rows);
+      chunks.add_up(call.workspace, cols, [&](auto begin, auto end, float* partial) {
+        kernels_on<T>().rms_norm_backward(dx ? dx + begin * cols : nullptr, dgain ? partial : nullptr, x + begin * cols,
+                                          gain, g + begin * cols, end - begin, cols, kEps);
+      });
+      if (dgain) chunks.add_to(dgain, call.workspace, 0, cols, cols);
     });
-    if (dgain) chunks.add_to(dgain, call.workspace, 0, cols, cols);
   }
 };
 

@@ -1,15 +1,16 @@
 // (a, b) -> (a cos - b sin, b cos + a sin) for the pairs (i, i + D/2) of each query and key head, at angle t
 // theta^(-2i/D). Saves nothing: the gradient is the inverse rotation. Angles never exist in less than double precision:
 // position 64 m + r is the product of two rotations, 64 m (by the library, once per 64 rows) and r (a table of 64 rows
-// in the workspace); only the final cosine and sine are rounded to fp32.
+// in the workspace); only the final cosine and sine are rounded: to fp32, whatever
+// the type of the elements that they rotate.
 #include "tensor/ops/rope.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "tensor/ops/checks.h"
-#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/kernels.h"
+#include "tensor/ops/on_gpu.h"
 #include "tensor/ops/parallel.h"
 
 namespace regather {
@@ -26,7 +27,7 @@ class Rope final : public Op {
   std::string_view name() const override { return "rope"; }
   std::vector<ValueType> outputs(std::span<const ValueType> in, std::span<const Shape> params) const override {
     check_counts(name(), in, 1, params, 0);
-    check_fp32(name(), "qkv", in[0]);
+    check_real(name(), "qkv", in[0]);
     const Shape& qkv = in[0].shape;
     const std::int64_t all = heads_ + 2 * kv_heads_;
     check(qkv.ndim() == 3 && qkv.cols() > 0 && qkv.cols() % (2 * all) == 0,
@@ -61,15 +62,17 @@ class Rope final : public Op {
   }
 
   void rotate(const Call& call, const Tensor& from, Tensor& to, double sign) const {
-    const Shape& qkv = from.shape();
+    with_element(from.dtype(), [&]<class T>(Element<T>) {
+      const Shape& qkv = from.shape();
+      const AttentionSizes sizes = {qkv.dim(0), qkv.dim(1), heads_, kv_heads_, 2 * half(qkv)};
+      if (!on_gpu<T>(call.device, [&](auto& gpu) { gpu.rope(to.fresh(), from.data(), sizes, theta_, sign); }))
+        rotate(call.workspace, from.data<T>(), to.fresh<T>(), qkv, sign);
+    });
+  }
+  template <class T>
+  void rotate(float* workspace, const T* x, T* y, const Shape& qkv, double sign) const {
     const std::int64_t batch = qkv.dim(0), length = qkv.dim(1), cols = qkv.cols(), n = half(qkv);
-    const float* x = from.data();
-    float* y = to.fresh();
-    if (GpuOps* gpu = call.device.gpu()) {
-      const AttentionSizes sizes = {qkv.dim(0), length, heads_, kv_heads_, 2 * n};
-      return gpu->rope(y, x, sizes, theta_, sign);
-    }
-    double* near = reinterpret_cast<double*>(call.workspace);  // rotations by 0 .. 63 positions
+    double* near = reinterpret_cast<double*>(workspace);  // rotations by 0 .. 63 positions
     for (std::int64_t r = 0; r < std::min(kSpan, length); ++r)
       fill(near + 2 * r * n, near + (2 * r + 1) * n, n, static_cast<double>(r), sign);
     double* far = near + 2 * kSpan * n;
@@ -86,7 +89,7 @@ class Rope final : public Op {
         }
         for (std::int64_t b = 0; b < batch; ++b) {
           const std::int64_t at = (b * length + t) * cols, rotated = 2 * (heads_ + kv_heads_) * n;
-          kernels().rotate_heads(y + at, x + at, cosine, sine, heads_ + kv_heads_, n);
+          kernels_on<T>().rotate_heads(y + at, x + at, cosine, sine, heads_ + kv_heads_, n);
           std::copy_n(x + at + rotated, cols - rotated, y + at + rotated);
         }
       }

@@ -27,7 +27,7 @@ struct RowChunks {
   }
   // to[c] += the sum of all chunks' partial[first + c].
   void add_to(float* to, const float* workspace, std::int64_t first, std::int64_t n, std::int64_t cols) const {
-    kernels().add_column_sums(to, workspace + first, count, n, cols);
+    kernels_on<float>().add_column_sums(to, workspace + first, count, n, cols);
   }
 
   std::int64_t rows, count, size;

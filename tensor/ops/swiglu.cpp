@@ -3,8 +3,8 @@
 #include "tensor/ops/swiglu.h"
 
 #include "tensor/ops/checks.h"
-#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/kernels.h"
+#include "tensor/ops/on_gpu.h"
 #include "tensor/ops/parallel.h"
 
 namespace regather {
@@ -15,9 +15,8 @@ class SwiGlu final : public Op {
   std::string_view name() const override { return "swiglu"; }
   std::vector<ValueType> outputs(std::span<const ValueType> in, std::span<const Shape> params) const override {
     check_counts(name(), in, 2, params, 0);
-    check_fp32(name(), "gate", in[0]);
-    check_fp32(name(), "up", in[1]);
-    check_same(name(), "gate", in[0].shape, "up", in[1].shape);
+    check_real(name(), "gate", in[0]);
+    check_same(name(), "gate", in[0], "up", in[1]);
     return {in[0]};
   }
   Saved saved(const Needs& needs) const override { return {.inputs = has(needs.inputs, 0) ? 3U : 1U}; }
@@ -25,21 +24,28 @@ class SwiGlu final : public Op {
     return 16.0 * static_cast<double>(in[0].shape.numel());
   }
   void forward(const Call& call) const override {
-    const float *gate = call.in[0].data(), *up = call.in[1].data();
-    float* y = call.out[0].fresh();
-    if (GpuOps* gpu = call.device.gpu()) return gpu->swiglu(y, gate, up, call.in[0].numel());
-    parallel_blocks(call.in[0].numel(), kElementGrain,
-                    [&](auto begin, auto end) { kernels().swiglu(y + begin, gate + begin, up + begin, end - begin); });
+    with_element(call.in[0].dtype(), [&]<class T>(Element<T>) {
+      const T *gate = call.in[0].data<T>(), *up = call.in[1].data<T>();
+      T* y = call.out[0].fresh<T>();
+      const std::int64_t n = call.in[0].numel();
+      if (on_gpu<T>(call.device, [&](auto& gpu) { gpu.swiglu(y, gate, up, n); })) return;
+      parallel_blocks(n, kElementGrain, [&](auto begin, auto end) {
+        kernels_on<T>().swiglu(y + begin, gate + begin, up + begin, end - begin);
+      });
+    });
   }
   void backward(const BackwardCall& call) const override {
-    float* dgate = call.din[0] ? call.din[0].fresh() : nullptr;
-    float* dup = call.din[1] ? call.din[1].fresh() : nullptr;
-    if (!dgate && !dup) return;
-    const float *gate = call.in[0].data(), *up = dgate ? call.in[1].data() : gate, *dy = call.dout[0].data();
-    if (GpuOps* gpu = call.device.gpu()) return gpu->swiglu_backward(dgate, dup, gate, up, dy, call.dout[0].numel());
-    parallel_blocks(call.dout[0].numel(), kElementGrain, [&](auto begin, auto end) {
-      kernels().swiglu_backward(dgate ? dgate + begin : nullptr, dup ? dup + begin : nullptr, gate + begin, up + begin,
-                                dy + begin, end - begin);
+    with_element(call.dout[0].dtype(), [&]<class T>(Element<T>) {
+      T* dgate = call.din[0] ? call.din[0].fresh<T>() : nullptr;
+      T* dup = call.din[1] ? call.din[1].fresh<T>() : nullptr;
+      if (!dgate && !dup) return;
+      const T *gate = call.in[0].data<T>(), *up = dgate ? call.in[1].data<T>() : gate, *dy = call.dout[0].data<T>();
+      const std::int64_t n = call.dout[0].numel();
+      if (on_gpu<T>(call.device, [&](auto& gpu) { gpu.swiglu_backward(dgate, dup, gate, up, dy, n); })) return;
+      parallel_blocks(n, kElementGrain, [&](auto begin, auto end) {
+        kernels_on<T>().swiglu_backward(dgate ? dgate + begin : nullptr, dup ? dup + begin : nullptr, gate + begin,
+                                        up + begin, dy + begin, end - begin);
+      });
     });
   }
 };

@@ -292,7 +292,6 @@ TEST(Config, WhatThisBuildDoesNotHaveIsRefusedByName) {
     EXPECT_EQ(refusal(kData, {set}), "--set " + set + ": " + path + ": value '" + value +
                                          "' is not available in this build; allowed: " + allowed);
   };
-  refused("precision.compute=bf16", "fp32");
   refused("device=cuda", "cpu");
   refused("communication.backend=nccl", "mpi, sim");
   refused("communication.backend=staged", "mpi, sim");
@@ -658,7 +657,7 @@ TEST(ConfigHelp, DescribesAKeyASectionAndAll) {
       help_on("sharding.resident_slots"),
       "sharding.resident_slots\n  full blocks D that a rank holds at a time; 0: as many as pay, with policy budget and "
       "its budget 0\n  default: 2\n  allowed: an integer from 0 to 65536\n");
-  EXPECT_NE(help_on("precision.compute").find("not available in this build: bf16"), std::string::npos);
+  EXPECT_NE(help_on("precision.compute").find("allowed: fp32, bf16"), std::string::npos);
   EXPECT_NE(help_on("snapshot.every").find("allowed: 0 (others are not available in this build)"), std::string::npos);
   EXPECT_EQ(help_on("eval").find("eval.every"), 0U);
   EXPECT_NE(help_on("").find("model.layers"), std::string::npos);

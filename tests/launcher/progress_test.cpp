@@ -176,6 +176,9 @@ TEST(Banner, SaysWhereAndOnWhatARunRuns) {
             "  checkpointing  full: layers 0-5 of 6\n"
             "  reduce         gradients take 180 B a rank\n"
             "  output         runs/x\n");
+  EXPECT_NE(start_banner(config("precision: {compute: bf16}\n"), banner)
+                .find("\n  precision      bf16; what is trained, its gradients and their sums over ranks are fp32\n"),
+            std::string::npos);
 }
 
 TEST(Banner, WarnsOfMoreMemoryThanThereIs) {

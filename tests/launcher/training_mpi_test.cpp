@@ -58,7 +58,7 @@ std::int64_t expected_bytes(const RunSetup& s, std::int64_t block_gathers) {
   const std::int64_t reduced =
       M * (L * sizes.block_shard + 2 * sizes.table_shard + sizes.positions_shard + sizes.head_shard);
   const std::int64_t tensors = 12 * L + 4, scalars = 4 + tensors;
-  return (W - 1) * (4 * (gathered + reduced) + 8 * scalars);
+  return (W - 1) * (static_cast<std::int64_t>(size_of(s.compute)) * gathered + 4 * reduced + 8 * scalars);
 }
 
 TEST(TrainingOnMpi, BytesOnTheWireEqualTheClosedForms) {
@@ -66,7 +66,8 @@ TEST(TrainingOnMpi, BytesOnTheWireEqualTheClosedForms) {
     for (const int layers : {4, 6})
       for (const int micro : {1, 2})
         for (int slots = 1; slots <= layers; ++slots) {
-          const RunSetup s = small(policy, layers, slots, micro);
+          RunSetup s = small(policy, layers, slots, micro);
+          s.compute = slots % 2 == 0 ? DType::BF16 : DType::F32;
           const int K = layers / 2;
           const std::int64_t gathers = s.policy.policy == "segments" && slots <= K
                                            ? segment_gathers(layers, micro, slots, 2, K)
@@ -114,6 +115,7 @@ TEST(TrainingOnMpi, NumbersEqualThoseOfSimulatedRanks) {
         s.model.type = type;
         s.model.dropout = 0.1F;
         s.strategy = strategy;
+        s.compute = s.policy.policy == "full" ? DType::BF16 : DType::F32;
         s.steps = 2;
         const RunResult real = train_on_mpi(s).result;
         const RunResult simulated = train(s);

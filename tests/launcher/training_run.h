@@ -29,6 +29,7 @@ struct RunSetup {
   std::optional<int> prefetch;
   double lr = 1e-2, clip = 1.0;
   std::uint64_t seed = 1;
+  DType compute = DType::F32;
   Allocator::Mode mode = Allocator::Mode::Real;
   TrainerOptions::Nonfinite nonfinite = TrainerOptions::Nonfinite::Error;
   // Is token t of this sequence of the step counted in the loss? Empty: all are.
@@ -100,6 +101,7 @@ inline TrainerOptions trainer_options(const RunSetup& s) {
   o.learning_rate = {.shape = LearningRate::Shape::Constant, .peak = s.lr};
   o.clip_grad_norm = s.clip;
   o.seed = s.seed;
+  o.compute = s.compute;
   o.nonfinite = s.nonfinite;
   o.audit_recompute = s.audit;
   return o;

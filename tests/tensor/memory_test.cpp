@@ -395,7 +395,8 @@ TEST(CpuDevice, AddsAlsoInPlace) {
     for (std::int64_t i = 0; i < kN; ++i) ASSERT_EQ(sum[i], 5.0F * static_cast<float>(i)) << target << " " << i;
   }
   CpuDevice meta(Allocator::Mode::Meta);
-  meta.add(Stream::Compute, nullptr, nullptr, nullptr, kN);
+  float* const none = nullptr;
+  meta.add(Stream::Compute, none, none, none, kN);
 }
 
 #if !defined(NDEBUG) && !defined(__SANITIZE_THREAD__)

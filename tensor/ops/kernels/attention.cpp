@@ -52,13 +52,14 @@ REGATHER_INLINE void multiply(Block& t, const float* a, const float* b, Size dep
 
 // Panels: columns [p kNr, (p+1) kNr) of `rows` rows, each panel dense. capacity: rows of a panel, >= rows; the rest is
 // zero.
-void pack_panels(float* to, const float* from, Size stride, Size rows, Size capacity, Size cols, float factor) {
+template <class T>
+void pack_panels(float* to, const T* from, Size stride, Size rows, Size capacity, Size cols, float factor) {
   for (Size p = 0; p * kNr < cols; ++p) {
     const Size width = smaller(kNr, cols - p * kNr);
     float* panel = to + p * kNr * capacity;
     for (Size r = 0; r < rows; ++r)
       for (int n = 0; n < kNv; ++n) {
-        const float* x = from + r * stride + p * kNr + n * kLanes;
+        const T* x = from + r * stride + p * kNr + n * kLanes;
         const Size left = width - n * kLanes;
         store(panel + r * kNr + n * kLanes, (left >= kLanes ? load(x) : load_first(x, left)) * factor);
       }
@@ -90,13 +91,14 @@ REGATHER_INLINE void transpose(F (&x)[kLanes]) {
 }
 
 // Panels of the transpose: panel p holds rows [p kNr, (p+1) kNr) of `from` as columns, depth `cols`.
-void pack_transposed(float* to, const float* from, Size stride, Size rows, Size cols, float factor) {
+template <class T>
+void pack_transposed(float* to, const T* from, Size stride, Size rows, Size cols, float factor) {
   for (Size row = 0; row < round_up(rows, kNr); row += kLanes)
     for (Size col = 0; col < cols; col += kLanes) {
       const Size width = smaller(kLanes, cols - col);
       F x[kLanes];
       for (int r = 0; r < kLanes; ++r) {
-        const float* p = from + (row + r) * stride + col;
+        const T* p = from + (row + r) * stride + col;
         x[r] = row + r >= rows ? F{} : (width == kLanes ? load(p) : load_first(p, width)) * factor;
       }
       transpose(x);
@@ -105,14 +107,15 @@ void pack_transposed(float* to, const float* from, Size stride, Size rows, Size 
         if (c < width) store(panel + (col + c) * kNr, x[c]);
     }
 }
-void unpack_panels(float* to, Size stride, const float* from, Size capacity, Size rows, Size cols, float factor) {
+template <class T>
+void unpack_panels(T* to, Size stride, const float* from, Size capacity, Size rows, Size cols, float factor) {
   for (Size p = 0; p * kNr < cols; ++p) {
     const Size width = smaller(kNr, cols - p * kNr);
     for (Size r = 0; r < rows; ++r)
       for (int n = 0; n < kNv; ++n) {
         const Size left = width - n * kLanes;
         const F v = load(from + (p * capacity + r) * kNr + n * kLanes) * factor;
-        float* y = to + r * stride + p * kNr + n * kLanes;
+        T* y = to + r * stride + p * kNr + n * kLanes;
         left >= kLanes ? store(y, v) : store_first(y, v, left);
       }
   }
@@ -282,10 +285,11 @@ void zero(float* x, Size n) {
 }
 
 // lse in units of log 2 (infinite for padding: P = 0 there) and rowsum(dO y).
-void prepare_rows(const AttentionBackward& task, Size head, const Extent& e, float* lse, float* delta) {
+template <class T>
+void prepare_rows(const AttentionBackward<T>& task, Size head, const Extent& e, float* lse, float* delta) {
   const AttentionShape& s = task.shape;
   for (Size t = 0; t < s.tokens; ++t) {
-    const float *y = task.y + t * s.y_stride + head * s.head_size, *dy = task.dy + t * s.y_stride + head * s.head_size;
+    const T *y = task.y + t * s.y_stride + head * s.head_size, *dy = task.dy + t * s.y_stride + head * s.head_size;
     F d{};
     for (Size c = 0; c < s.head_size; c += kLanes) {
       const Size left = s.head_size - c;
@@ -300,7 +304,8 @@ void prepare_rows(const AttentionBackward& task, Size head, const Extent& e, flo
   }
 }
 
-void backward_head(const AttentionBackward& task, Size head, const Extent& e, const BackwardHead& h, float* tiles) {
+template <class T>
+void backward_head(const AttentionBackward<T>& task, Size head, const Extent& e, const BackwardHead& h, float* tiles) {
   const AttentionShape& s = task.shape;
   float *kt = tiles, *vt = kt + e.tile, *k = vt + e.tile, *p = k + e.tile, *ds = p + kScores, *factors = ds + kScores;
   const KeyTile tile{kt, vt, k, p, ds};
@@ -325,7 +330,8 @@ Size attention_scratch(Size tokens, Size head_size, bool backward) {
   return backward ? 5 * e.packed + 2 * e.rows + 3 * e.tile + 3 * kScores : 2 * e.packed + 2 * e.tile + kScores;
 }
 
-void attention_forward(const AttentionForward& task) {
+template <class T>
+void attention_forward(const AttentionForward<T>& task) {
   const AttentionShape& s = task.shape;
   const Extent e = extent_of(s.tokens, s.head_size);
   float *kt = task.scratch, *v = kt + e.packed, *q = v + e.packed;
@@ -353,7 +359,8 @@ void attention_forward(const AttentionForward& task) {
     }
 }
 
-void attention_backward(const AttentionBackward& task) {
+template <class T>
+void attention_backward(const AttentionBackward<T>& task) {
   const AttentionShape& s = task.shape;
   const Extent e = extent_of(s.tokens, s.head_size);
   float *q = task.scratch, *dy = q + e.packed, *dq = dy + e.packed, *dk = dq + e.packed, *dv = dk + e.packed;
@@ -370,5 +377,10 @@ void attention_backward(const AttentionBackward& task) {
   unpack_panels(task.dk, s.qkv_stride, dk, e.rows, s.tokens, s.head_size, 1.0F);
   unpack_panels(task.dv, s.qkv_stride, dv, e.rows, s.tokens, s.head_size, 1.0F);
 }
+
+template void attention_forward(const AttentionForward<float>&);
+template void attention_backward(const AttentionBackward<float>&);
+template void attention_forward(const AttentionForward<Bf16>&);
+template void attention_backward(const AttentionBackward<Bf16>&);
 
 }  // namespace regather::REGATHER_ISA

@@ -19,7 +19,7 @@ REGATHER_INLINE Sums<N> row_sums(Size n, Fn f) {
   const auto add = [](Terms<N> & to, const Terms<N>& x) __attribute__((always_inline)) {
     for (int k = 0; k < N; ++k) to.t[k] += x.t[k];
   };
-  const auto full = [](const float* p) __attribute__((always_inline)) { return load(p); };
+  const auto full = [](const auto* p) __attribute__((always_inline)) { return load(p); };
   Size i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
     add(a, f(i, full));
@@ -33,7 +33,7 @@ REGATHER_INLINE Sums<N> row_sums(Size n, Fn f) {
   if (i < n) {  // lanes past the end do not count: f of zeros need not be zero
     const Size rest = n - i;
     const Terms<N> last = f(
-        i, [rest](const float* p) __attribute__((always_inline)) { return load_first(p, rest); });
+        i, [rest](const auto* p) __attribute__((always_inline)) { return load_first(p, rest); });
     for (int lane = 0; lane < kLanes; ++lane)
       for (int k = 0; k < N; ++k)
         if (lane < rest) all.s[k] += last.t[k][lane];
@@ -45,7 +45,8 @@ struct Moments {
   float mean, rstd;
 };
 
-REGATHER_INLINE Moments layer_moments(const float* x, Size n, float eps) {
+template <class T>
+REGATHER_INLINE Moments layer_moments(const T* x, Size n, float eps) {
   const float count = static_cast<float>(n);
   const float mean = row_sums<1>(n, [=](Size i, auto get) { return Terms<1>{{get(x + i)}}; }).s[0] / count;
   const float squares = row_sums<1>(n, [=](Size i, auto get) {
@@ -54,7 +55,8 @@ REGATHER_INLINE Moments layer_moments(const float* x, Size n, float eps) {
                         }).s[0];
   return {mean, 1.0F / __builtin_sqrtf(squares / count + eps)};
 }
-REGATHER_INLINE Moments rms_moments(const float* x, Size n, float eps) {
+template <class T>
+REGATHER_INLINE Moments rms_moments(const T* x, Size n, float eps) {
   const float squares = row_sums<1>(n, [=](Size i, auto get) {
                           const F a = get(x + i);
                           return Terms<1>{{a * a}};
@@ -63,9 +65,9 @@ REGATHER_INLINE Moments rms_moments(const float* x, Size n, float eps) {
 }
 
 // With h = (x - mean) rstd:  dx = rstd (dy g - s0 - h s1), s0 = mean of dy g (0 without centring), s1 = mean of dy g h.
-template <bool kCentred, bool kDx, bool kGain, bool kBias>
-REGATHER_INLINE void backward_row(float* dx, float* dgain, float* dbias, const float* x, const float* gain,
-                                  const float* dy, Size n, Moments m) {
+template <bool kCentred, bool kDx, bool kGain, bool kBias, class T>
+REGATHER_INLINE void backward_row(T* dx, float* dgain, float* dbias, const T* x, const T* gain, const T* dy, Size n,
+                                  Moments m) {
   float s0 = 0, s1 = 0;
   if constexpr (kDx) {
     const Sums<2> sums = row_sums<2>(n, [=](Size i, auto get) {
@@ -98,9 +100,9 @@ REGATHER_INLINE void with_constant(bool known, Fn f) {
   known ? f(Yes{}) : f(No{});
 }
 
-template <bool kCentred>
-REGATHER_INLINE void backward_rows(float* dx, float* dgain, float* dbias, const float* x, const float* gain,
-                                   const float* dy, Size rows, Size cols, float eps) {
+template <bool kCentred, class T>
+REGATHER_INLINE void backward_rows(T* dx, float* dgain, float* dbias, const T* x, const T* gain, const T* dy, Size rows,
+                                   Size cols, float eps) {
   with_constant(dx != nullptr, [=](auto a) {
     with_constant(dgain != nullptr, [=](auto b) {
       with_constant(dbias != nullptr, [=](auto c) {
@@ -119,7 +121,8 @@ REGATHER_INLINE void backward_rows(float* dx, float* dgain, float* dbias, const 
 
 }  // namespace
 
-void layer_norm(float* y, const float* x, const float* gain, const float* bias, Size rows, Size cols, float eps) {
+template <class T>
+void layer_norm(T* y, const T* x, const T* gain, const T* bias, Size rows, Size cols, float eps) {
   for (Size r = 0; r < rows; ++r, x += cols, y += cols) {
     const Moments m = layer_moments(x, cols, eps);
     for_each_vector(cols, [=](Size i, auto get, auto put) {
@@ -128,21 +131,33 @@ void layer_norm(float* y, const float* x, const float* gain, const float* bias, 
   }
 }
 
-void rms_norm(float* y, const float* x, const float* gain, Size rows, Size cols, float eps) {
+template <class T>
+void rms_norm(T* y, const T* x, const T* gain, Size rows, Size cols, float eps) {
   for (Size r = 0; r < rows; ++r, x += cols, y += cols) {
     const Moments m = rms_moments(x, cols, eps);
     for_each_vector(cols, [=](Size i, auto get, auto put) { put(y + i, get(x + i) * m.rstd * get(gain + i)); });
   }
 }
 
-void layer_norm_backward(float* dx, float* dgain, float* dbias, const float* x, const float* gain, const float* dy,
-                         Size rows, Size cols, float eps) {
+template <class T>
+void layer_norm_backward(T* dx, float* dgain, float* dbias, const T* x, const T* gain, const T* dy, Size rows,
+                         Size cols, float eps) {
   backward_rows<true>(dx, dgain, dbias, x, gain, dy, rows, cols, eps);
 }
 
-void rms_norm_backward(float* dx, float* dgain, const float* x, const float* gain, const float* dy, Size rows,
-                       Size cols, float eps) {
+template <class T>
+void rms_norm_backward(T* dx, float* dgain, const T* x, const T* gain, const T* dy, Size rows, Size cols, float eps) {
   backward_rows<false>(dx, dgain, nullptr, x, gain, dy, rows, cols, eps);
 }
+
+template void layer_norm(float*, const float*, const float*, const float*, Size, Size, float);
+template void rms_norm(float*, const float*, const float*, Size, Size, float);
+template void layer_norm_backward(float*, float*, float*, const float*, const float*, const float*, Size, Size, float);
+template void rms_norm_backward(float*, float*, const float*, const float*, const float*, Size, Size, float);
+
+template void layer_norm(Bf16*, const Bf16*, const Bf16*, const Bf16*, Size, Size, float);
+template void rms_norm(Bf16*, const Bf16*, const Bf16*, Size, Size, float);
+template void layer_norm_backward(Bf16*, float*, float*, const Bf16*, const Bf16*, const Bf16*, Size, Size, float);
+template void rms_norm_backward(Bf16*, float*, const Bf16*, const Bf16*, const Bf16*, Size, Size, float);
 
 }  // namespace regather::REGATHER_ISA

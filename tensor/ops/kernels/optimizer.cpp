@@ -4,7 +4,6 @@
 namespace regather::REGATHER_ISA {
 namespace {
 
-typedef std::uint32_t Bits __attribute__((vector_size(4 * kLanes)));
 typedef float Half __attribute__((vector_size(2 * kLanes), aligned(4), may_alias));  // half a vector: kLanes / 2 floats
 typedef double Wide __attribute__((vector_size(4 * kLanes)));                        // the same many doubles
 

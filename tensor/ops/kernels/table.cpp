@@ -1,9 +1,10 @@
 #include "tensor/ops/kernels/table.h"
 
 namespace regather::REGATHER_ISA {
+namespace {
 
-extern const Kernels kTable;
-const Kernels kTable = {
+template <class T>
+constexpr ElementKernels<T> kElementTable = {
     .add = add,
     .gelu = gelu,
     .gelu_backward = gelu_backward,
@@ -17,9 +18,19 @@ const Kernels kTable = {
     .layer_norm_backward = layer_norm_backward,
     .rms_norm_backward = rms_norm_backward,
     .rotate_heads = rotate_heads,
-    .attention_scratch = attention_scratch,
     .attention_forward = attention_forward,
     .attention_backward = attention_backward,
+};
+
+}  // namespace
+
+extern const Kernels kTable;
+const Kernels kTable = {
+    .fp32 = kElementTable<float>,
+    .bf16 = kElementTable<Bf16>,
+    .round = round,
+    .widen = widen,
+    .attention_scratch = attention_scratch,
     .token_loss = token_loss,
     .token_loss_gradient = token_loss_gradient,
     .adamw = adamw,

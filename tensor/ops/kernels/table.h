@@ -1,4 +1,5 @@
-// What the kernel files of one instruction set give to its table (table.cpp), in that set's namespace.
+// What the kernel files of one instruction set give to its table (table.cpp), in that set's namespace. Each file
+// defines its templates and instantiates them for both element types.
 #pragma once
 #include "tensor/ops/kernel_types.h"
 
@@ -6,24 +7,41 @@ namespace regather::REGATHER_ISA {
 
 using Size = std::int64_t;
 
-void add(float* y, const float* a, const float* b, Size n);
-void gelu(float* y, const float* x, Size n);
-void gelu_backward(float* dx, const float* x, const float* dy, Size n);
-void swiglu(float* y, const float* gate, const float* up, Size n);
-void swiglu_backward(float* dgate, float* dup, const float* gate, const float* up, const float* dy, Size n);
-void dropout(float* y, const float* x, Size n, const RandomRow& row, std::uint32_t threshold, float scale);
-void fill_rows(float* y, const float* row, Size rows, Size cols);
-void add_column_sums(float* sums, const float* x, Size rows, Size cols, Size stride);
-void layer_norm(float* y, const float* x, const float* gain, const float* bias, Size rows, Size cols, float eps);
-void rms_norm(float* y, const float* x, const float* gain, Size rows, Size cols, float eps);
-void layer_norm_backward(float* dx, float* dgain, float* dbias, const float* x, const float* gain, const float* dy,
-                         Size rows, Size cols, float eps);
-void rms_norm_backward(float* dx, float* dgain, const float* x, const float* gain, const float* dy, Size rows,
-                       Size cols, float eps);
-void rotate_heads(float* y, const float* x, const float* cosine, const float* sine, Size heads, Size half);
+template <class T>
+void add(T* y, const T* a, const T* b, Size n);
+template <class T>
+void gelu(T* y, const T* x, Size n);
+template <class T>
+void gelu_backward(T* dx, const T* x, const T* dy, Size n);
+template <class T>
+void swiglu(T* y, const T* gate, const T* up, Size n);
+template <class T>
+void swiglu_backward(T* dgate, T* dup, const T* gate, const T* up, const T* dy, Size n);
+template <class T>
+void dropout(T* y, const T* x, Size n, const RandomRow& row, std::uint32_t threshold, float scale);
+template <class T>
+void fill_rows(T* y, const T* row, Size rows, Size cols);
+template <class T>
+void add_column_sums(float* sums, const T* x, Size rows, Size cols, Size stride);
+template <class T>
+void layer_norm(T* y, const T* x, const T* gain, const T* bias, Size rows, Size cols, float eps);
+template <class T>
+void rms_norm(T* y, const T* x, const T* gain, Size rows, Size cols, float eps);
+template <class T>
+void layer_norm_backward(T* dx, float* dgain, float* dbias, const T* x, const T* gain, const T* dy, Size rows,
+                         Size cols, float eps);
+template <class T>
+void rms_norm_backward(T* dx, float* dgain, const T* x, const T* gain, const T* dy, Size rows, Size cols, float eps);
+template <class T>
+void rotate_heads(T* y, const T* x, const float* cosine, const float* sine, Size heads, Size half);
+template <class T>
+void attention_forward(const AttentionForward<T>& task);
+template <class T>
+void attention_backward(const AttentionBackward<T>& task);
+
+void round(Bf16* y, const float* x, Size n);
+void widen(float* y, const Bf16* x, Size n);
 Size attention_scratch(Size tokens, Size head_size, bool backward);
-void attention_forward(const AttentionForward& task);
-void attention_backward(const AttentionBackward& task);
 float token_loss(const float* logits, Size vocab, Size target);
 float token_loss_gradient(float* logits, Size vocab, Size target, float weight);
 void adamw(float* p, float* m, float* v, const float* g, Size n, const AdamWFactors& f);

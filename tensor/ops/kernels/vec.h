@@ -27,11 +27,24 @@ using Size = std::int64_t;
 typedef float F __attribute__((vector_size(4 * kLanes)));
 typedef double D __attribute__((vector_size(8 * kLanes)));
 typedef std::int32_t I __attribute__((vector_size(4 * kLanes)));
+typedef std::uint32_t Bits __attribute__((vector_size(4 * kLanes)));
+typedef std::uint16_t Halves __attribute__((vector_size(2 * kLanes)));
 typedef float UnalignedF __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef std::uint16_t UnalignedHalves __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
 
 REGATHER_INLINE F load(const float* p) { return *reinterpret_cast<const UnalignedF*>(p); }
 REGATHER_INLINE void store(float* p, F v) { *reinterpret_cast<UnalignedF*>(p) = v; }
 REGATHER_INLINE F splat(float x) { return x - F{}; }
+
+// The same of bf16 elements: widened when loaded, rounded to nearest (ties to even) when stored; NaN stays NaN.
+REGATHER_INLINE Halves rounded(F v) {
+  const Bits bits = reinterpret_cast<Bits>(v), even = bits + 0x7FFFU + ((bits >> 16) & 1U);
+  return __builtin_convertvector((v == v ? even : bits | 0x400000U) >> 16, Halves);
+}
+REGATHER_INLINE F load(const Bf16* p) {
+  return reinterpret_cast<F>(__builtin_convertvector(*reinterpret_cast<const UnalignedHalves*>(p), Bits) << 16);
+}
+REGATHER_INLINE void store(Bf16* p, F v) { *reinterpret_cast<UnalignedHalves*>(p) = rounded(v); }
 
 // The first n elements, zeros after them; so a row's tail goes through the same arithmetic as its body.
 REGATHER_INLINE F load_first(const float* p, Size n) {
@@ -44,6 +57,17 @@ REGATHER_INLINE void store_first(float* p, F v, Size n) {
   for (int i = 0; i < kLanes; ++i)
     if (i < n) p[i] = v[i];
 }
+REGATHER_INLINE F load_first(const Bf16* p, Size n) {
+  Bits v{};
+  for (int i = 0; i < kLanes; ++i)
+    if (i < n) v[i] = static_cast<std::uint32_t>(p[i]) << 16;
+  return reinterpret_cast<F>(v);
+}
+REGATHER_INLINE void store_first(Bf16* p, F v, Size n) {
+  const Halves halves = rounded(v);
+  for (int i = 0; i < kLanes; ++i)
+    if (i < n) p[i] = static_cast<Bf16>(halves[i]);
+}
 
 // f(i, get, put): one vector of elements from i on; get loads and put stores a vector, or what is left of a row.
 template <class Fn>
@@ -51,13 +75,13 @@ REGATHER_INLINE void for_each_vector(Size n, Fn f) {
   Size i = 0;
   for (; i + kLanes <= n; i += kLanes)
     f(
-        i, [](const float* p) __attribute__((always_inline)) { return load(p); },
-        [](float* p, F v) __attribute__((always_inline)) { store(p, v); });
+        i, [](const auto* p) __attribute__((always_inline)) { return load(p); },
+        [](auto* p, F v) __attribute__((always_inline)) { store(p, v); });
   if (i < n) {
     const Size rest = n - i;
     f(
-        i, [rest](const float* p) __attribute__((always_inline)) { return load_first(p, rest); },
-        [rest](float* p, F v) __attribute__((always_inline)) { store_first(p, v, rest); });
+        i, [rest](const auto* p) __attribute__((always_inline)) { return load_first(p, rest); },
+        [rest](auto* p, F v) __attribute__((always_inline)) { store_first(p, v, rest); });
   }
 }
 

@@ -20,7 +20,11 @@ std::vector<Adapter> adapters_of(const std::vector<Part>& parts) {
 OpCase adapted_case(std::string name, Shape x, std::int64_t out, LinearBias bias, std::vector<Part> parts) {
   const std::int64_t in = x.cols();
   const std::size_t first = bias == LinearBias::Added ? 2 : 1;
-  OpCase c{.name = std::move(name), .inputs = {{x}}, .params = {{out, in}}};
+  OpCase c{.name = std::move(name),
+           .inputs = {{x}},
+           .params = {{out, in}},
+           .roundings = 3,  // each adapter adds to the output
+           .gradient_roundings = 3};
   if (bias == LinearBias::Added) c.params.push_back({out});
   for (const Part& p : parts) {
     c.params.push_back({p.rank, in});

@@ -49,8 +49,10 @@ Doubles plain_attention(const Doubles& qkv, const Sizes& n, std::int64_t every =
 }
 
 OpCase attention_case(std::string name, Sizes n) {
-  OpCase c{
-      .name = std::move(name), .inputs = {{{n.batch, n.tokens, (n.heads + 2 * n.kv_heads) * n.size}}}, .params = {}};
+  OpCase c{.name = std::move(name),
+           .inputs = {{{n.batch, n.tokens, (n.heads + 2 * n.kv_heads) * n.size}}},
+           .params = {},
+           .gradient_roundings = 2};  // backward reads the output
   c.coordinates = n.tokens < 50 ? 60 : 15;
   c.apply = [n](Run& run, const Activations& a) { return attention(run, a[0], n.heads, n.kv_heads, n.dropout); };
   c.reference = [n](const std::vector<Doubles>& a, const std::vector<Doubles>&) { return plain_attention(a[0], n); };

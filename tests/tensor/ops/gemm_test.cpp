@@ -8,10 +8,13 @@
 #include <random>
 #include <vector>
 
+#include "tensor/ops/kernels.h"
+
 namespace regather {
 namespace {
 
-using Gemm = void (*)(std::int64_t, std::int64_t, std::int64_t, const float*, const float*, float*, Into, RowStrides);
+using Gemm = void (*)(std::int64_t, std::int64_t, std::int64_t, ConstElements, ConstElements, Elements, Into,
+                      RowStrides, float*);
 constexpr struct {
   Gemm f;
   bool transposed_a, transposed_b;
@@ -39,7 +42,7 @@ std::vector<float> product(Gemm f, const Operands& x, Into into, std::int64_t of
   };
   const std::vector<float> a = shifted(x.a, offset), b = shifted(x.b, 3 * offset);
   std::vector<float> c = shifted(x.c, 2 * offset);
-  f(x.m, x.n, x.k, a.data() + offset, b.data() + 3 * offset, c.data() + 2 * offset, into, {});
+  f(x.m, x.n, x.k, a.data() + offset, b.data() + 3 * offset, c.data() + 2 * offset, into, {}, nullptr);
   return {c.begin() + 2 * offset, c.end()};
 }
 
@@ -87,7 +90,7 @@ TEST(Gemm, reads_and_writes_columns_of_wider_matrices) {
       for (std::int64_t i = 0; i < rows_a; ++i)
         std::copy_n(x.a.data() + i * columns_a, columns_a, a.data() + i * wide_a + 4);
       for (std::int64_t i = 0; i < x.m; ++i) std::copy_n(x.c.data() + i * x.n, x.n, c.data() + i * wide_c + 2);
-      form.f(x.m, x.n, x.k, a.data() + 4, x.b.data(), c.data() + 2, into, {.a = wide_a, .c = wide_c});
+      form.f(x.m, x.n, x.k, a.data() + 4, x.b.data(), c.data() + 2, into, {.a = wide_a, .c = wide_c}, nullptr);
       for (std::int64_t i = 0; i < x.m; ++i)
         for (std::int64_t j = 0; j < wide_c; ++j) {
           const float got = c[static_cast<std::size_t>(i * wide_c + j)];
@@ -101,12 +104,70 @@ TEST(Gemm, reads_and_writes_columns_of_wider_matrices) {
 
 TEST(Gemm, takes_empty_sizes) {
   std::vector<float> c = {1, 2, 3, 4};
-  gemm_nn(0, 2, 2, nullptr, c.data(), c.data(), Into::Write);
-  gemm_nn(2, 0, 2, c.data(), nullptr, c.data(), Into::Write);
-  gemm_nn(2, 2, 0, nullptr, nullptr, c.data(), Into::Add);
+  const float* none = nullptr;
+  gemm_nn(0, 2, 2, none, c.data(), c.data(), Into::Write);
+  gemm_nn(2, 0, 2, c.data(), none, c.data(), Into::Write);
+  gemm_nn(2, 2, 0, none, none, c.data(), Into::Add);
   EXPECT_EQ(c, (std::vector<float>{1, 2, 3, 4}));
-  gemm_nn(2, 2, 0, nullptr, nullptr, c.data(), Into::Write);
+  gemm_nn(2, 2, 0, none, none, c.data(), Into::Write);
   EXPECT_EQ(c, (std::vector<float>(4)));
+  std::vector<Bf16> rounded(4, Bf16{1});
+  gemm_nn(2, 2, 0, none, none, rounded.data(), Into::Write);
+  EXPECT_EQ(rounded, (std::vector<Bf16>(4)));
+}
+
+std::vector<Bf16> rounded(const std::vector<float>& x) {
+  std::vector<Bf16> y(x.size());
+  kernels().round(y.data(), x.data(), static_cast<std::int64_t>(x.size()));
+  return y;
+}
+std::vector<float> widened(const std::vector<Bf16>& x) {
+  std::vector<float> y(x.size());
+  std::transform(x.begin(), x.end(), y.begin(), to_float);
+  return y;
+}
+
+// Every matrix of the product in bf16 or not; sizes that take one piece, several, and a last one that is smaller.
+TEST(Gemm, of_bf16_is_the_fp32_product_of_the_same_numbers_rounded_once) {
+  for (const Operands& x : {Operands{23, 37, 51}, Operands{70, 1100, 1090}, Operands{1060, 40, 2100}})
+    for (const auto& form : kForms)
+      for (const bool bf16_a : {false, true})
+        for (const bool bf16_c : {false, true})
+          for (const Into into : {Into::Write, Into::Add}) {
+            const auto a = rounded(x.a), b = rounded(x.b);
+            auto c = rounded(x.c);
+            Operands same{x.m, x.n, x.k, widened(a), widened(b), widened(c)};
+            const std::vector<float> exact = product(form.f, same, into, 0);
+            std::vector<float> scratch(static_cast<std::size_t>(gemm_scratch(DType::BF16, x.m, x.n, x.k) / 4), NAN);
+            form.f(x.m, x.n, x.k, bf16_a ? ConstElements(a.data()) : same.a.data(), b.data(),
+                   bf16_c ? Elements(c.data()) : same.c.data(), into, {}, scratch.data());
+            const std::vector<float> got = bf16_c ? widened(c) : same.c;
+            const double rounding = bf16_c ? 1.0 / 256 : 0;
+            for (std::size_t i = 0; i < exact.size(); ++i)
+              ASSERT_NEAR(got[i], exact[i], rounding * std::abs(static_cast<double>(exact[i])) + 2e-3) << i;
+          }
+}
+
+TEST(Gemm, of_bf16_reads_and_writes_columns_of_wider_matrices) {
+  const Operands x{23, 37, 51};
+  const std::int64_t wide_a = x.k + 9, wide_c = x.n + 5;
+  const auto a = rounded(x.a), b = rounded(x.b), c = rounded(x.c);
+  std::vector<float> scratch(static_cast<std::size_t>(gemm_scratch(DType::BF16, x.m, x.n, x.k) / 4));
+  for (Into into : {Into::Write, Into::Add}) {
+    std::vector<Bf16> dense = c, columns_a(static_cast<std::size_t>(x.m * wide_a)),
+                      columns_c(static_cast<std::size_t>(x.m * wide_c), Bf16{7});
+    gemm_nt(x.m, x.n, x.k, a.data(), b.data(), dense.data(), into, {}, scratch.data());
+    for (std::int64_t i = 0; i < x.m; ++i) {
+      std::copy_n(a.data() + i * x.k, x.k, columns_a.data() + i * wide_a + 4);
+      std::copy_n(c.data() + i * x.n, x.n, columns_c.data() + i * wide_c + 2);
+    }
+    gemm_nt(x.m, x.n, x.k, columns_a.data() + 4, b.data(), columns_c.data() + 2, into, {.a = wide_a, .c = wide_c},
+            scratch.data());
+    for (std::int64_t i = 0; i < x.m; ++i)
+      for (std::int64_t j = 0; j < wide_c; ++j)
+        ASSERT_EQ(columns_c[static_cast<std::size_t>(i * wide_c + j)],
+                  j >= 2 && j < x.n + 2 ? dense[static_cast<std::size_t>(i * x.n + j - 2)] : Bf16{7});
+  }
 }
 
 }  // namespace

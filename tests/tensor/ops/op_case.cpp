@@ -7,43 +7,74 @@
 #include <memory>
 #include <random>
 
+#include "tensor/ops/kernels.h"
+
 namespace regather::testing {
 namespace {
 
 std::int64_t bytes_of(const std::vector<float>& x) { return static_cast<std::int64_t>(x.size() * sizeof(float)); }
 
+std::vector<Bf16> rounded(const std::vector<float>& x) {
+  std::vector<Bf16> y(x.size());
+  kernels().round(y.data(), x.data(), static_cast<std::int64_t>(x.size()));
+  return y;
+}
+std::vector<float> widened(const std::vector<Bf16>& x) {
+  std::vector<float> y;
+  for (const Bf16 v : x) y.push_back(to_float(v));
+  return y;
+}
+std::vector<float> made_of(const Doubles& values, Values kind) {
+  std::vector<float> x(values.begin(), values.end());
+  return kind == Values::Any ? x : widened(rounded(x));
+}
+
 class FlatParams final : public ParamSource {
  public:
   FlatParams(Device& device, const OpCase& c, const Setup& setup) {
+    dtype_ = setup.values == Values::Bf16 ? DType::BF16 : DType::F32;
     const auto values = values_of_params(c);
     std::vector<float> flat(static_cast<std::size_t>(setup.param_offset));
     for (std::size_t k = 0; k < c.params.size(); ++k) {
       table_.push_back(
           {.name = "param" + std::to_string(k), .shape = c.params[k], .trainable = !has(setup.frozen_params, k)});
       begin_.push_back(flat.size());
-      for (double v : values[k]) flat.push_back(static_cast<float>(v));
+      const std::vector<float> made = made_of(values[k], setup.values);
+      flat.insert(flat.end(), made.begin(), made.end());
     }
-    flat_ = Buffer(device.memory, bytes_of(flat), Tag::Parameters);
-    device.write(Stream::Compute, flat_.data(), flat.data(), flat_.bytes());
+    flat_ = Buffer(device.memory, static_cast<std::int64_t>(flat.size() * size_of(dtype_)), Tag::Parameters);
+    const auto write = [&](const auto& elements) {
+      device.write(Stream::Compute, flat_.data(), elements.data(), flat_.bytes());
+    };
+    dtype_ == DType::BF16 ? write(rounded(flat)) : write(flat);
   }
   const std::vector<ParamInfo>& table() const override { return table_; }
-  const void* data(int i) override { return flat_.data<float>() + begin_.at(static_cast<std::size_t>(i)); }
-  DType dtype() const override { return DType::F32; }
+  const void* data(int i) override { return flat_.data() + begin_.at(static_cast<std::size_t>(i)) * size_of(dtype_); }
+  DType dtype() const override { return dtype_; }
 
  private:
   std::vector<ParamInfo> table_;
   std::vector<std::size_t> begin_;
+  DType dtype_ = DType::F32;
   Buffer flat_;
 };
 
-Tensor make_tensor(Device& device, const Input& input, const Doubles& values, Tag tag = Tag::Activations) {
+Tensor make_tensor(Device& device, const Input& input, const Doubles& values, Values kind, Tag tag = Tag::Activations) {
   Tensor t(device.memory, input.shape, tag, input.dtype);
-  const auto write = [&](const auto& typed) { device.write(Stream::Compute, t.fresh(), typed.data(), t.bytes()); };
+  const auto write = [&](const auto& typed) {
+    device.write(Stream::Compute, t.fresh<void>(), typed.data(), t.bytes());
+  };
   if (input.dtype == DType::I32)
     write(std::vector<std::int32_t>(values.begin(), values.end()));
+  else if (input.dtype == DType::BF16)
+    write(rounded(made_of(values, kind)));
   else
-    write(std::vector<float>(values.begin(), values.end()));
+    write(made_of(values, kind));
   return t;
+}
+Tensor make_input(Device& device, Input input, const Doubles& values, Values kind) {
+  if (kind == Values::Bf16 && input.dtype == DType::F32) input.dtype = DType::BF16;
+  return make_tensor(device, input, values, kind);
 }
 
 std::vector<float> copy_of(Device& device, const float* from, std::int64_t n) {
@@ -51,7 +82,12 @@ std::vector<float> copy_of(Device& device, const float* from, std::int64_t n) {
   device.read(Stream::Compute, copy.data(), from, bytes_of(copy));
   return copy;
 }
-std::vector<float> copy_of(Device& device, const Tensor& t) { return copy_of(device, t.data(), t.numel()); }
+std::vector<float> copy_of(Device& device, const Tensor& t) {
+  if (t.dtype() == DType::F32) return copy_of(device, t.data(), t.numel());
+  std::vector<Bf16> copy(static_cast<std::size_t>(t.numel()));
+  device.read(Stream::Compute, copy.data(), t.data<Bf16>(), t.bytes());
+  return widened(copy);
+}
 
 void fill_with_nans(Device& device) {
   if (device.kind() != DeviceKind::Cpu) return;  // the emulator does it
@@ -141,14 +177,15 @@ Result run(const OpCase& c, Device& device, const Setup& setup) {
     const auto values = values_of_inputs(c);
     for (std::size_t i = 0; i < c.inputs.size(); ++i) {
       const bool wants = c.inputs[i].dtype == DType::F32 && c.inputs[i].differentiable && !has(setup.fixed_inputs, i);
-      in.push_back(tape.input(make_tensor(device, c.inputs[i], values[i]), wants));
+      in.push_back(tape.input(make_input(device, c.inputs[i], values[i], setup.values), wants));
     }
     device.memory.restart_peaks();
     regather::Run r{device, view, &tape, kTestKey};
     Tensor y = c.apply(r, in);
     tape.outputs({y});
     in.clear();
-    Tensor dy = make_tensor(device, {y.shape()}, output_gradient(static_cast<std::size_t>(y.numel())), Tag::Workspace);
+    Tensor dy = make_tensor(device, {y.shape(), y.dtype()}, output_gradient(static_cast<std::size_t>(y.numel())),
+                            setup.values, Tag::Workspace);
     Activations dx = tape.backward(view, {dy}, gradients);
     result.y = copy_of(device, y);
     for (const Tensor& d : dx) result.din.push_back(d ? copy_of(device, d) : std::vector<float>{});
@@ -173,7 +210,8 @@ std::vector<float> evaluate(const OpCase& c, Device& device) {
   const ParamView view(params);
   Activations in;
   const auto values = values_of_inputs(c);
-  for (std::size_t i = 0; i < c.inputs.size(); ++i) in.push_back(make_tensor(device, c.inputs[i], values[i]));
+  for (std::size_t i = 0; i < c.inputs.size(); ++i)
+    in.push_back(make_input(device, c.inputs[i], values[i], Values::Any));
   regather::Run r{device, view, nullptr, kTestKey};
   return copy_of(device, c.apply(r, in));
 }

@@ -31,18 +31,22 @@ struct OpCase {
   std::function<Doubles(const std::vector<Doubles>& in, const std::vector<Doubles>& params)> reference{};
   double tolerance = 1e-5;       // relative to the largest element of the tensor
   bool splits_products = false;  // the library splits a sum this long over its threads, and so orders it differently
-  int coordinates = 60;          // of each tensor that are differentiated alone; and two directions through all of them
+  int roundings = 1, gradient_roundings = 1;  // in bf16: of an element of the output, of an input's gradient
+  int coordinates = 60;  // of each tensor that are differentiated alone; and two directions through all of them
 };
 inline void PrintTo(const OpCase& c, std::ostream* to) { *to << c.name; }
 
 // What the operation under test is keyed by (it is the first one of its run).
 inline constexpr RngKey kTestKey{.seed = 7, .step = 3, .sequence = 5, .block = 2, .op = 0};
 
+// Rounded: fp32 numbers that are bf16 numbers, too. Bf16: the same numbers in bf16.
+enum class Values { Any, Rounded, Bf16 };
 struct Setup {
   Set frozen_params = 0, fixed_inputs = 0;    // bit k: no gradient wanted
-  int param_offset = 0, gradient_offset = 0;  // floats
+  int param_offset = 0, gradient_offset = 0;  // elements
   std::int64_t shift_bytes = 0;               // another buffer of this size comes first
   SavePlan plan = keep_all();
+  Values values = Values::Any;  // of inputs (but int32), parameters and the output's gradient
 };
 struct Result {
   std::vector<float> y;

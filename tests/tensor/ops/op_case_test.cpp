@@ -127,4 +127,42 @@ TEST_P(OpCases, gives_the_same_gradients_when_others_are_not_wanted) {
     }
 }
 
+// Elements are rounded when they are stored, and nowhere else: arithmetic is fp32, and so are gradients of parameters.
+TEST_P(OpCases, in_bf16_equals_fp32_of_the_same_numbers_but_for_a_rounding) {
+  const OpCase& c = GetParam();
+  constexpr double kRounding = 1.0 / 256;
+  const Result fp32 = run(c, {.values = Values::Rounded}), bf16 = run(c, {.values = Values::Bf16});
+  const auto expect_rounded = [&](const std::vector<float>& got, const std::vector<float>& exact, int roundings,
+                                  double base, const std::string& what) {
+    ASSERT_EQ(got.size(), exact.size()) << what;
+    double scale = 1.0;
+    for (float x : exact) scale = std::max(scale, std::abs(static_cast<double>(x) - base));
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const double x = exact[i];
+      // What was rounded before takes part in sums of the size of the whole tensor.
+      const double bound = roundings * kRounding * (roundings == 1 ? std::abs(x) : scale) + 2 * c.tolerance * scale;
+      ASSERT_NEAR(got[i], x, bound) << what << ", element " << i;
+    }
+  };
+  expect_rounded(bf16.y, fp32.y, c.roundings, 0, "output");
+  for (std::size_t i = 0; i < fp32.din.size(); ++i)
+    expect_rounded(bf16.din[i], fp32.din[i], c.gradient_roundings, 0, "gradient of input " + std::to_string(i));
+  for (std::size_t k = 0; k < fp32.dparam.size(); ++k)
+    expect_rounded(bf16.dparam[k], fp32.dparam[k], 0, kGradientBase, "gradient of parameter " + std::to_string(k));
+}
+
+TEST_P(OpCases, gives_the_same_bits_in_bf16_again_when_rerun_wherever_its_memory_is_and_with_threads) {
+  const OpCase& c = GetParam();
+  const Result first = run(c, {.values = Values::Bf16});
+  EXPECT_TRUE(first == run(c, {.plan = drop_all(), .values = Values::Bf16})) << "dropped and rerun";
+  for (int offset : {1, 5})
+    EXPECT_TRUE(first == run(c, {.param_offset = offset, .shift_bytes = 2 * offset + 4096, .values = Values::Bf16}))
+        << "parameters " << offset << " elements off";
+  if (c.splits_products) return;
+  const int before = omp_get_max_threads();
+  omp_set_num_threads(3);
+  EXPECT_TRUE(first == run(c, {.values = Values::Bf16})) << "3 threads";
+  omp_set_num_threads(before);
+}
+
 }  // namespace regather::testing

@@ -59,6 +59,27 @@ TEST(Rope, angles_are_exact_at_any_length) {
   for (int i = 0; i < 20; ++i) EXPECT_NE(row256[i], row257[i]);
 }
 
+// Tables of cosines in bf16 would turn positions 256 and 257 alike, and others by the wrong angle.
+TEST(Rope, of_bf16_turns_by_the_same_angles) {
+  constexpr std::int64_t kTokens = 1024, kSize = 64;
+  CpuDevice device;
+  const ParamView none;
+  Tensor qkv(device.memory, {1, kTokens, 3 * kSize}, Tag::Activations, DType::BF16);
+  constexpr Bf16 kOne{0x3F80};
+  std::fill_n(qkv.fresh<Bf16>(), qkv.numel(), Bf16{});
+  for (std::int64_t t = 0; t < kTokens; ++t) std::fill_n(qkv.fresh<Bf16>() + t * 3 * kSize, kSize / 2, kOne);
+  regather::Run r{device, none};
+  const Tensor y = rope(r, qkv, 1, 1, 10000);
+  for (std::int64_t t = 0; t < kTokens; ++t)
+    for (std::int64_t i = 0; i < kSize / 2; ++i) {
+      const double angle = static_cast<double>(t) * std::pow(10000.0, -2.0 * static_cast<double>(i) / kSize);
+      const double cosine = std::cos(angle), sine = std::sin(angle);
+      const Bf16* row = y.data<Bf16>() + t * 3 * kSize;
+      ASSERT_NEAR(to_float(row[i]), cosine, std::abs(cosine) / 256 + 1e-6) << t << ", " << i;
+      ASSERT_NEAR(to_float(row[kSize / 2 + i]), sine, std::abs(sine) / 256 + 1e-6) << t << ", " << i;
+    }
+}
+
 TEST(Rope, says_both_sides_of_a_mismatch) {
   OpCase c = rope_case("", {1, 4, 30}, 2, 1);
   c.inputs[0].shape = {1, 4, 28};
