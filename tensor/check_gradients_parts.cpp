@@ -86,7 +86,13 @@ std::vector<char> bytes_of(const Tensor& t) {
   return {begin, begin + t.bytes()};
 }
 
-Floats floats_of(const Tensor& t) { return {t.data(), t.data() + t.numel()}; }
+Floats floats_of(const Tensor& t) {
+  if (t.dtype() == DType::F32) return {t.data(), t.data() + t.numel()};
+  Floats values;  // of tokens: exact below 2^24
+  const std::int32_t* from = t.data<std::int32_t>();
+  for (std::int64_t i = 0; i < t.numel(); ++i) values.push_back(static_cast<float>(from[i]));
+  return values;
+}
 
 std::optional<std::size_t> first_difference(const Floats& a, const Floats& b) {
   for (std::size_t i = 0; i < a.size(); ++i)
