@@ -278,6 +278,7 @@ class Search {
     slots_.seconds = {0};
     if (config_.sharding.resident_slots > 0 || config_.sharding.strategy != ShardingConfig::Strategy::Full) return;
     PartUnits units;
+    const auto element = static_cast<std::int64_t>(size_of(config_.precision.element()));
     std::int64_t largest = 0;  // a unit, whole; of a slot that is given up, the vectors stay
     for (const Part& block : model_.blocks) {
       units.blocks.push_back(block.units);
@@ -288,8 +289,8 @@ class Search {
       }
       const auto padded = [&](std::int64_t n) { return (n + world_ - 1) / world_ * world_; };
       const std::int64_t whole = padded(trainable) + padded(frozen);
-      largest = std::max(largest, whole * std::int64_t{4});
-      slots_.bytes_per_slot = std::max(slots_.bytes_per_slot, (whole - vectors) * std::int64_t{4});
+      largest = std::max(largest, whole * element);
+      slots_.bytes_per_slot = std::max(slots_.bytes_per_slot, (whole - vectors) * element);
     }
     without_slots_ = -slots_.bytes_per_slot * first_slots_;
     const double wire = static_cast<double>(largest) * (world_ - 1) / world_;

@@ -29,6 +29,7 @@ Config config_of(const RunSetup& s) {
                                    : TrainConfig::AccumulationOrder::BatchMajor;
   c.train.reduce = s.plan.reduce == ReduceWhen::Once ? TrainConfig::Reduce::Once : TrainConfig::Reduce::EachMicroBatch;
   c.sharding.resident_slots = s.plan.slots;
+  c.precision.compute = s.compute == DType::BF16 ? PrecisionConfig::Type::Bf16 : PrecisionConfig::Type::Fp32;
   c.activation_checkpointing.policy = "budget";
   validate(c);
   return c;
@@ -269,19 +270,25 @@ TEST(KeepPlan, AsMuchAsNoneNeedsKeepsEverything) {
 }
 
 TEST(KeepPlan, MoreMemoryIsSpentOnSlotsWhenGathersAreDear) {
-  RunSetup s;
-  s.plan.micro_batches = 4;
-  RunSetup none = s;
-  none.plan.slots = 4;
-  CostModel dear = CostModel::from_json(
+  const CostModel dear = CostModel::from_json(
       R"({"format": 1, "machine": "", "threads": 1, "ranks": 2, "limits": {"flops": 1e12, "bytes": 1e12},
           "seconds_a_wire_byte": 1e-6, "overhead_an_operation": 0, "operations": []})");
-  Config c = config_of(s);
-  c.activation_checkpointing.budget = 0;
-  c.sharding.resident_slots = 0;
-  c.memory.limit = train(none).peak_total;
-  EXPECT_EQ(make_keep_plan(c, make_model(s.model), s.world, dear).slots, 4);
-  EXPECT_EQ(make_keep_plan(c, make_model(s.model), s.world, kCosts).slots, 1);  // free: not worth a byte
+  for (const DType compute : {DType::F32, DType::BF16}) {
+    RunSetup s;
+    s.compute = compute;
+    s.plan.micro_batches = 4;
+    RunSetup none = s;
+    none.plan.slots = 4;
+    Config c = config_of(s);
+    c.activation_checkpointing.budget = 0;
+    c.sharding.resident_slots = 0;
+    c.memory.limit = train(none).peak_total;
+    const KeepPlan plan = make_keep_plan(c, make_model(s.model), s.world, dear);
+    EXPECT_EQ(plan.slots, 4) << name_of(compute);
+    EXPECT_GE(plan.frontier[plan.chosen].everything, s.model.layers - 1)
+        << name_of(compute) << ": a slot is not dearer";
+    EXPECT_EQ(make_keep_plan(c, make_model(s.model), s.world, kCosts).slots, 1);  // free: not worth a byte
+  }
 }
 
 TEST(KeepSets, RunFromTheInputAloneToEverything) {
