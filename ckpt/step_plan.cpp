@@ -1,7 +1,7 @@
 #include "ckpt/step_plan.h"
 
 #include <algorithm>
-#include <span>
+#include <ranges>
 
 #include "tensor/error.h"
 
@@ -18,11 +18,10 @@ std::vector<int> used_by(const Action& a, const PartUnits& units) {
 
 // A unit that is used again leaves its 1-D parameters behind when it is evicted.
 void find_last_evictions(StepPlan& plan) {
-  for (std::size_t t = 0; t < plan.entries.size(); ++t) {
-    const auto later = std::span(plan.entries).subspan(t);
-    plan.entries[t].evicts_for_good = std::ranges::none_of(plan.entries[t].evicts, [&](int unit) {
-      return std::ranges::any_of(later, [&](const StepPlan::Entry& e) { return contains(e.acquires, unit); });
-    });
+  std::vector<bool> used(plan.reductions_of_unit.size());  // from this entry on
+  for (StepPlan::Entry& e : std::views::reverse(plan.entries)) {
+    for (int unit : e.acquires) used[static_cast<std::size_t>(unit)] = true;
+    e.evicts_for_good = std::ranges::none_of(e.evicts, [&](int unit) { return used[static_cast<std::size_t>(unit)]; });
   }
 }
 
