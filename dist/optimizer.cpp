@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "tensor/ops/gpu_ops.h"
 #include "tensor/ops/optimizer.h"
 #include "tensor/recorder.h"
 
@@ -50,33 +49,21 @@ void ShardedOptimizer::step(double lr, double gradient_scale, std::int64_t step)
       const bool decays = state.unit->table()[static_cast<std::size_t>(piece.param)].decay;
       const float decay = decays ? static_cast<float>(options_.weight_decay) : 0.0F;
       const auto rate = static_cast<float>(lr), scale = static_cast<float>(gradient_scale);
-      GpuOps* gpu = device_.gpu();
       if (is_sgd) {
-        if (gpu)
-          gpu->sgd(piece.value, nullptr, piece.gradient, piece.size, scale, decay, rate, 0);
-        else
-          sgd(piece.value, nullptr, piece.gradient, piece.size,
-              {.lr = rate, .weight_decay = decay, .gradient_scale = scale});
+        sgd(device_, piece.value, nullptr, piece.gradient, piece.size,
+            {.lr = rate, .weight_decay = decay, .gradient_scale = scale});
         continue;
       }
-      const AdamWStep adamw_step = {.lr = rate,
-                                    .beta1 = static_cast<float>(options_.beta1),
-                                    .beta2 = static_cast<float>(options_.beta2),
-                                    .eps = static_cast<float>(options_.eps),
-                                    .weight_decay = decay,
-                                    .step = step,
-                                    .gradient_scale = scale};
-      float *first = state.first.data<float>() + piece.state, *second = state.second.data<float>() + piece.state;
-      if (gpu)
-        gpu->adamw(piece.value, first, second, piece.gradient, piece.size, factors_of(adamw_step));
-      else
-        adamw(piece.value, first, second, piece.gradient, piece.size, adamw_step);
+      adamw(device_, piece.value, state.first.data<float>() + piece.state, state.second.data<float>() + piece.state,
+            piece.gradient, piece.size,
+            {.lr = rate,
+             .beta1 = static_cast<float>(options_.beta1),
+             .beta2 = static_cast<float>(options_.beta2),
+             .eps = static_cast<float>(options_.eps),
+             .weight_decay = decay,
+             .step = step,
+             .gradient_scale = scale});
     }
-}
-
-double ShardedOptimizer::squares_of(const ShardUnit::OwnedPiece& piece) const {
-  GpuOps* gpu = device_.gpu();
-  return gpu ? gpu->sum_of_squares(piece.gradient, piece.size) : sum_of_squares(piece.gradient, piece.size);
 }
 
 double ShardedOptimizer::gradient_squares() const {
@@ -85,7 +72,8 @@ double ShardedOptimizer::gradient_squares() const {
                     [&] { return interval("gradient norm", kSumOfSquaresBytes, states_, &ShardUnit::normed); });
   if (device_.meta()) return sum;
   for (const State& state : states_)
-    for (const ShardUnit::OwnedPiece& piece : state.unit->normed()) sum += squares_of(piece);
+    for (const ShardUnit::OwnedPiece& piece : state.unit->normed())
+      sum += sum_of_squares(device_, piece.gradient, piece.size);
   return sum;
 }
 
@@ -94,9 +82,8 @@ std::vector<double> ShardedOptimizer::nonzero_gradients() const {
   for (const State& state : states_) {
     std::vector<double> of_unit(state.unit->table().size(), 0.0);
     for (const ShardUnit::OwnedPiece& piece : state.unit->normed())
-      if (!device_.meta() &&
-          (device_.gpu() ? squares_of(piece) != 0  // NaN is not; the smallest square is far from 0
-                         : std::any_of(piece.gradient, piece.gradient + piece.size, [](float g) { return g != 0.0F; })))
+      // The square of the smallest number is not 0 in double, nor is that of NaN.
+      if (!device_.meta() && sum_of_squares(device_, piece.gradient, piece.size) != 0)
         of_unit[static_cast<std::size_t>(piece.param)] = 1.0;
     for (std::size_t i = 0; i < of_unit.size(); ++i)
       if (state.unit->table()[i].trainable) out.push_back(of_unit[i]);

@@ -32,8 +32,6 @@ class ShardedOptimizer {
     ShardUnit* unit;
     Buffer first, second;  // moments
   };
-  double squares_of(const ShardUnit::OwnedPiece& piece) const;
-
   Device& device_;
   OptimizerOptions options_;
   std::vector<State> states_;

@@ -4,6 +4,7 @@
 
 #include "tensor/error.h"
 #include "tensor/ops/kernels.h"
+#include "tensor/ops/on_gpu.h"
 #include "tensor/ops/parallel.h"
 
 namespace regather {
@@ -51,12 +52,31 @@ void adamw(float* p, float* m, float* v, const float* g, std::int64_t n, const A
   });
 }
 
+void adamw(Device& device, float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWStep& s) {
+  if (on_gpu<float>(device, [&](auto& gpu) { gpu.adamw(p, m, v, g, n, factors_of(s)); })) return;
+  adamw(p, m, v, g, n, s);
+}
+
 void sgd(float* p, float* momentum_buffer, const float* g, std::int64_t n, const SgdStep& s) {
   check(momentum_buffer != nullptr || s.momentum == 0.0F, "sgd: momentum {} needs a buffer", s.momentum);
   parallel_blocks(n, kPiece, [&](auto begin, auto end) {
     kernels().sgd(p + begin, momentum_buffer ? momentum_buffer + begin : nullptr, g + begin, end - begin,
                   s.gradient_scale, s.weight_decay, s.lr, s.momentum);
   });
+}
+
+void sgd(Device& device, float* p, float* momentum_buffer, const float* g, std::int64_t n, const SgdStep& s) {
+  const auto by_gpu = [&](auto& gpu) {
+    gpu.sgd(p, momentum_buffer, g, n, s.gradient_scale, s.weight_decay, s.lr, s.momentum);
+  };
+  if (on_gpu<float>(device, by_gpu)) return;
+  sgd(p, momentum_buffer, g, n, s);
+}
+
+double sum_of_squares(Device& device, const float* x, std::int64_t n) {
+  double sum = 0;
+  if (!on_gpu<float>(device, [&](auto& gpu) { sum = gpu.sum_of_squares(x, n); })) sum = sum_of_squares(x, n);
+  return sum;
 }
 
 double sum_of_squares(const float* x, std::int64_t n) {

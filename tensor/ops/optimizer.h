@@ -1,9 +1,10 @@
 // Optimizer arithmetic on flat fp32 arrays, such as the shard of a rank. It knows no parameters, groups or schedules: a
 // caller with several groups calls once a range. Results do not depend on where the arrays lie, nor on the number of
-// threads.
+// threads. With a device: in its memory, by what it computes with; without: on the CPU.
 #pragma once
 #include <cstdint>
 
+#include "tensor/device.h"
 #include "tensor/ops/kernel_types.h"
 
 namespace regather {
@@ -17,6 +18,7 @@ struct AdamWStep {
 };
 AdamWFactors factors_of(const AdamWStep& step);
 void adamw(float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWStep& step);
+void adamw(Device& device, float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWStep& step);
 
 // SGD as in PyTorch: g += weight_decay p; buffer = momentum buffer + g; p -= lr buffer. momentum_buffer: zero at first;
 // null if momentum is 0.
@@ -24,14 +26,16 @@ struct SgdStep {
   float lr = 0, momentum = 0, weight_decay = 0, gradient_scale = 1;
 };
 void sgd(float* p, float* momentum_buffer, const float* g, std::int64_t n, const SgdStep& step);
+void sgd(Device& device, float* p, float* momentum_buffer, const float* g, std::int64_t n, const SgdStep& step);
 
 // Bytes an element that have to move: arrays read or written once, for Work. sgd: without momentum.
 inline constexpr double kAdamwBytes = 7 * 4, kSgdBytes = 3 * 4, kSumOfSquaresBytes = 4, kAccumulateBytes = 3 * 4,
                         kCountNonfiniteBytes = 4;
 
-double sum_of_squares(const float* x, std::int64_t n);          // in double
-void accumulate(float* to, const float* from, std::int64_t n);  // to += from
-std::int64_t count_nonfinite(const float* x, std::int64_t n);   // infinities and NaNs
+double sum_of_squares(const float* x, std::int64_t n);                  // in double
+double sum_of_squares(Device& device, const float* x, std::int64_t n);  // waits
+void accumulate(float* to, const float* from, std::int64_t n);          // to += from
+std::int64_t count_nonfinite(const float* x, std::int64_t n);           // infinities and NaNs
 inline bool all_finite(const float* x, std::int64_t n) { return count_nonfinite(x, n) == 0; }
 
 }  // namespace regather
