@@ -74,14 +74,6 @@ bool runs_ranks(const Arguments& arguments) {
          arguments.command == Command::Fit || (arguments.command == Command::Plan && arguments.plan.calibrate);
 }
 
-std::optional<int> whole(const char* text) {
-  if (text == nullptr) return std::nullopt;
-  char* end = nullptr;
-  const long value = std::strtol(text, &end, 10);
-  if (end == text || *end != '\0' || value < 0 || value > 1 << 24) return std::nullopt;
-  return static_cast<int>(value);
-}
-
 void refuse_unknown_command(int argc, char** argv) {
   if (argc < 2 || argv[1][0] == '-') return;
   const std::string_view command = argv[1];
@@ -129,7 +121,7 @@ void add_planning_options(CLI::App& plan, CLI::App& fit, Arguments& to) {
 CLI::Validator integer_up_to(int most) {
   return CLI::Validator(
       [most](std::string& text) -> std::string {
-        const std::optional<int> value = whole(text.c_str());
+        const std::optional<int> value = whole_number(text.c_str());
         if (value && *value >= 1 && *value <= most) return "";
         const bool digits =
             !text.empty() && text.find_first_not_of("0123456789", text.find_first_not_of("+-")) == text.npos;
@@ -306,22 +298,6 @@ void report(const Error& error, ErrorOrigin origin, const LaunchPlace& place) {
 
 }  // namespace
 
-LaunchPlace launch_place(const std::function<const char*(const char*)>& variable) {
-  struct Launcher {
-    const char *rank, *ranks;
-  };
-  // Open MPI, Slurm, MPICH. Slurm's step variables: a batch script has a rank, but is no step.
-  static constexpr std::array<Launcher, 3> kLaunchers = {{{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-                                                          {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"},
-                                                          {"PMI_RANK", "PMI_SIZE"}}};
-  for (const Launcher& launcher : kLaunchers) {
-    const std::optional<int> rank = whole(variable(launcher.rank)), ranks = whole(variable(launcher.ranks));
-    if (rank && ranks && *rank < *ranks) return {*rank, *ranks};
-  }
-  if (const std::optional<int> rank = whole(variable("PMIX_RANK"))) return {*rank, *rank + 1};
-  return {};
-}
-
 std::string error_lines(const Error& error, ErrorOrigin origin, const LaunchPlace& place) {
   // What every rank finds is said once; what one rank finds, by that rank; that a peer vanished, by all who see it.
   const bool of_all = error.code() == ExitCode::Usage || origin == ErrorOrigin::AllRanks;
@@ -376,7 +352,7 @@ int run_command_line(int argc, char** argv, const LaunchPlace& place,
 }
 
 int main(int argc, char** argv, const ModelRegistry& models) {
-  const LaunchPlace place = launch_place([](const char* name) { return static_cast<const char*>(std::getenv(name)); });
+  const LaunchPlace place = launch_place();
   return run_command_line(
       argc, argv, place,
       [](const Error& error) {

@@ -10,10 +10,6 @@
 
 namespace regather {
 
-// From the environment that mpirun or srun gives a rank; 0 of 1 without. variable: an environment variable's value, or
-// null.
-LaunchPlace launch_place(const std::function<const char*(const char*)>& variable);
-
 // What regather::main (regather.h) does, in a known place. tell_others: called with an error that this rank met before
 // it had a communicator, once it has been printed. A launcher ends all ranks when one of them fails; so they have to
 // end together for the first to be heard.

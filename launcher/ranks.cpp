@@ -1,10 +1,8 @@
 #include "launcher/ranks.h"
 
-#include <cstdlib>
 #include <mutex>
 
 #include "dist/backend.h"
-#include "launcher/command_line.h"
 
 namespace regather {
 namespace {
@@ -88,7 +86,7 @@ int run_on_ranks(const Config& config, const MakeRankProgram& make, const Report
     });
     return failure.code();
   }
-  const bool launched = launch_place([](const char* name) { return std::getenv(name); }).ranks > 1;
+  const bool launched = launch_place().ranks > 1;
   std::unique_ptr<RankProgram> program;  // outlives the communicator: a failed one may have collectives under way
   const auto comm =
       launched ? backend.join(communicator_options(config)) : make_single_communicator(communicator_options(config));

@@ -7,6 +7,7 @@
 
 #include "dist/communicator.h"
 #include "launcher/config.h"
+#include "launcher/launch_place.h"
 #include "launcher/stop_signal.h"
 
 namespace regather {
@@ -25,9 +26,6 @@ class FoundByAllRanks : public Error {
 };
 
 enum class ErrorOrigin { Here, Peer, AllRanks };  // Peer: the error says that another rank left
-struct LaunchPlace {                              // a rank of how many
-  int rank = 0, ranks = 1;
-};
 using ReportError = std::function<void(const Error&, ErrorOrigin, const LaunchPlace&)>;
 
 // The exit code: of ranks that are threads, that of the failure which came first. `report` is called on a rank that

@@ -3,9 +3,8 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 
-#include "launcher/command_line.h"
+#include "launcher/launch_place.h"
 
 namespace regather {
 namespace {
@@ -32,7 +31,7 @@ StopSignal::StopSignal() : stack_(kStackBytes) {
   stop_requested = 0;
   const stack_t stack{.ss_sp = stack_.data(), .ss_flags = 0, .ss_size = stack_.size()};
   sigaltstack(&stack, &stack_before_);
-  speaks = launch_place([](const char* name) -> const char* { return std::getenv(name); }).rank == 0 ? 1 : 0;
+  speaks = launch_place().rank == 0 ? 1 : 0;
   struct sigaction action {};
   action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
