@@ -5,6 +5,7 @@
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -71,6 +72,11 @@ class CudaOps final : public GpuOps {
   enum class Layout { Plain, Transposed };
   void gemm(Layout a_layout, Layout b_layout, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
             const float* b, float* c, Into into, RowStrides strides, float scale);
+  // How many groups of n elements fit the scratch buffer; at least one is asked for.
+  template <class T>
+  std::int64_t room_for(std::int64_t n) const {
+    return std::max<std::int64_t>(1, scratch_.bytes() / static_cast<std::int64_t>(sizeof(T)) / n);
+  }
   template <class T>
   T* scratch(std::int64_t n) {  // n elements
     require_at_most("scratch bytes of one operation", n * static_cast<std::int64_t>(sizeof(T)), scratch_.bytes());

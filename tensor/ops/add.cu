@@ -87,9 +87,8 @@ void CudaOps::fill_rows(float* y, const float* row, std::int64_t rows, std::int6
 void CudaOps::add_column_sums(float* sums, const float* x, std::int64_t rows, std::int64_t cols) {
   if (rows == 0 || cols == 0) return;
   constexpr std::int64_t kChunkRows = 64, kMostChunks = 64;
-  const std::int64_t room = scratch_.bytes() / static_cast<std::int64_t>(sizeof(float)) / cols;
   const std::int64_t chunks =
-      std::clamp<std::int64_t>(rows / kChunkRows, 1, std::max<std::int64_t>(1, std::min(kMostChunks, room)));
+      std::clamp<std::int64_t>(rows / kChunkRows, 1, std::min(kMostChunks, room_for<float>(cols)));
   const std::int64_t chunk = (rows + chunks - 1) / chunks;
   float* partial = scratch<float>(chunks * cols);
   const dim3 grid(blocks_for(cols, kColumns), static_cast<unsigned>(chunks));

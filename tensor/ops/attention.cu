@@ -369,8 +369,7 @@ void CudaOps::attention_backward(float* dqkv, const float* qkv, const float* y, 
   const bool aligned = all_aligned(qkv, dy) && a.d % 4 == 0;
   const std::int64_t each = a.heads * a.tokens;  // deltas of a sequence
   if (each == 0) return;
-  const std::int64_t most =
-      std::max<std::int64_t>(1, scratch_.bytes() / static_cast<std::int64_t>(sizeof(float)) / each);
+  const std::int64_t most = room_for<float>(each);
   for (a.first_batch = 0; a.first_batch < a.batch; a.first_batch += most) {
     const std::int64_t batch = std::min(most, a.batch - a.first_batch), rows = batch * each;
     a.delta = scratch<float>(rows);

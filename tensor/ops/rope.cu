@@ -53,8 +53,7 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(RopeTask a, std::int64_t
 void CudaOps::rope(float* y, const float* x, const AttentionSizes& s, double theta, double sign) {
   const std::int64_t half = s.head_size / 2, rotated = s.heads + s.kv_heads,
                      cols = (rotated + s.kv_heads) * s.head_size;
-  const std::int64_t most =
-      std::max<std::int64_t>(1, scratch_.bytes() / static_cast<std::int64_t>(sizeof(Rotation)) / half);
+  const std::int64_t most = room_for<Rotation>(half);
   for (std::int64_t first = 0; first < s.tokens; first += most) {
     const std::int64_t count = std::min(most, s.tokens - first), items = s.batch * count * (cols - rotated * half);
     if (items == 0) return;

@@ -107,13 +107,12 @@ void rotate_heads(T* y, const T* x, const float* cosine, const float* sine, Size
   }
 }
 
-void round(Bf16* y, const float* x, Size n) {
+template <class To, class From>
+void convert(To* y, const From* x, Size n) {
   for_each_vector(n, [=](Size i, auto get, auto put) { put(y + i, get(x + i)); });
 }
-
-void widen(float* y, const Bf16* x, Size n) {
-  for_each_vector(n, [=](Size i, auto get, auto put) { put(y + i, get(x + i)); });
-}
+template void convert(Bf16*, const float*, Size);
+template void convert(float*, const Bf16*, Size);
 
 template void add(float*, const float*, const float*, Size);
 template void gelu(float*, const float*, Size);

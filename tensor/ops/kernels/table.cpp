@@ -28,8 +28,8 @@ extern const Kernels kTable;
 const Kernels kTable = {
     .fp32 = kElementTable<float>,
     .bf16 = kElementTable<Bf16>,
-    .round = round,
-    .widen = widen,
+    .round = convert,
+    .widen = convert,
     .attention_scratch = attention_scratch,
     .token_loss = token_loss,
     .token_loss_gradient = token_loss_gradient,

@@ -39,8 +39,8 @@ void attention_forward(const AttentionForward<T>& task);
 template <class T>
 void attention_backward(const AttentionBackward<T>& task);
 
-void round(Bf16* y, const float* x, Size n);
-void widen(float* y, const Bf16* x, Size n);
+template <class To, class From>
+void convert(To* y, const From* x, Size n);  // Bf16 from float, or float from Bf16
 Size attention_scratch(Size tokens, Size head_size, bool backward);
 float token_loss(const float* logits, Size vocab, Size target);
 float token_loss_gradient(float* logits, Size vocab, Size target, float weight);
