@@ -23,11 +23,11 @@ tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/in_place = sum.sole_owner();/
 tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/for (int id : n->in) ++value(id).uses;/;/|reruns count as readers
 tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/if (v.uses == 0) v.free();  \/\/ kept.*//|what nobody reads is freed before backward
 tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (needs_grad) n.saved = n.op->saved(n.needs);/n.saved = n.op->saved({kAll, kAll});/|frozen parameters save nothing
-tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/ready \&\& n.params.empty()/ready/|ahead reruns only what needs no parameter
+tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/ready \&\& vectors/ready/|ahead reruns only what needs no matrix
 tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/if (plan_.order == Order::Lazy) return;/return;/|ahead and eager rerun first
 tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/for (Value\& v : values_) v.free();/;/|after an exception the tape holds nothing
 tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/.view(n.shapes\[i\]));/);/|a rerun sees the shape that forward saw
-tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/ hash_of(out\[i\]) != v.hash/ false/|verification compares numbers
+tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/ hash_of(device_, out\[i\]) != v.hash/ false/|verification compares numbers
 tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (t.tape != serial_) throw/if (false) throw/|another tape's value is refused
 tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (t.version() != v.version)/if (false)/|a value changed after its recording is noticed
 tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/if (wanted.data.version() != wanted.version)/if (false)/|a value changed while it is held is noticed
@@ -61,7 +61,7 @@ dist/shard_unit.cpp|dist_sim_tests|ShardUnit*:ShardedOptimizer*|s/if (replicated
 dist/shard_unit.cpp|dist_sim_tests|ShardUnit*:ShardedOptimizer*|s/if (!replicated()) return evict();/if (!replicated()) return;/|copies are stale after an update
 dist/shard_unit.cpp|dist_sim_tests|ShardUnit*:ShardedOptimizer*|s/if (running_stays() \&\& reducing_) finish_reduction();.*//|the buffer that stays is not replaced in flight
 dist/shard_unit.cpp|dist_sim_tests|ShardUnit*:ShardedOptimizer*|s/running_->clear(device_);$/;/|gradients begin a step with zeros
-dist/shard_unit.cpp|dist_sim_tests|ShardUnit*:ShardedOptimizer*|s/whole ? own_begin() : 0, whole ? own_begin() : 0/0, 0/|a data parallel rank's part of the norm is its own
+dist/shard_unit.cpp|dist_sim_tests|ShardUnit*:ShardedOptimizer*|s/Strategy::None ? own_begin() : 0;/Strategy::None ? 0 : 0;/|a data parallel rank's part of the norm is its own
 dist/optimizer.cpp|dist_sim_tests|ShardedOptimizer*|s/const float decay = decays ? /const float decay = true ? /|biases and gains do not decay
 ckpt/block_runner.cpp|launcher_sim_tests|Recompute.Full*:Volume.OneMicro*|s/if (keep == Keep::Everything) .*$/;/|the last block is not rerun
 ckpt/block_runner.cpp|launcher_sim_tests|Recompute.Full*:Volume.OneMicro*|s/: std::vector<ShardUnit::Lease>();/: acquire(Pass::Backward, acquired);/|what reads no parameter gathers none
