@@ -136,10 +136,8 @@ TEST(Streams, a_destroyed_one_runs_what_it_has_and_takes_nothing_more) {
   EXPECT_EQ(std::vector<float>(y, y + 4), counted<float>(4));
 }
 
-TEST(Streams, a_host_that_polls_for_ever_is_ended) {
-  Machine machine;
-  const cudaStream_t stream = new_stream();
-  const cudaEvent_t event = new_event();
+// Rank 0's part of an all-gather that rank 1 never comes to.
+ncclComm_t gather_alone(cudaStream_t stream) {
   ncclUniqueId id;
   ncclGetUniqueId(&id);
   ncclComm_t comm = nullptr;
@@ -147,6 +145,14 @@ TEST(Streams, a_host_that_polls_for_ever_is_ended) {
   config.blocking = 0;
   ncclCommInitRankConfig(&comm, 2, id, 0, &config);
   ncclAllGather(on_device(2), on_device(4), 2, ncclFloat32, comm, stream);
+  return comm;
+}
+
+TEST(Streams, a_host_that_polls_for_ever_is_ended) {
+  Machine machine;
+  const cudaStream_t stream = new_stream();
+  const cudaEvent_t event = new_event();
+  const ncclComm_t comm = gather_alone(stream);
   ok(cudaEventRecord(event, stream));
   cudaError_t status = cudaErrorNotReady;
   while (status == cudaErrorNotReady) status = cudaEventQuery(event);
@@ -168,13 +174,7 @@ TEST(Streams, a_wait_for_what_never_comes_is_named) {
   const cudaEvent_t event = new_event();
   machine.run_ranks(2, [&](int rank) {
     if (rank == 0) {
-      ncclUniqueId id;
-      ncclGetUniqueId(&id);
-      ncclComm_t comm = nullptr;
-      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-      config.blocking = 0;
-      ncclCommInitRankConfig(&comm, 2, id, 0, &config);
-      ncclAllGather(on_device(2), on_device(4), 2, ncclFloat32, comm, stream);
+      gather_alone(stream);
       cudaEventRecord(event, stream);
       EXPECT_EQ(cudaEventSynchronize(event), cudaErrorLaunchFailure);
     }

@@ -196,7 +196,7 @@ TEST_F(MetricsTest, NumbersThatAreNotFiniteAreNull) {
 
 TEST_F(MetricsTest, AFileThatCannotBeWrittenIsNamed) {
   EXPECT_THROW(AppendFile(folder_ / "none/metrics.jsonl"), Error);
-  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP();
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full here";
   AppendFile full("/dev/full");
   try {
     full.append("x");

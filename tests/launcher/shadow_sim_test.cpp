@@ -39,19 +39,19 @@ RunSetup one_slot(const PolicyOptions& policy) {
   return s;
 }
 
-// Rank 1 comes to the gather of block 1 only after rank 0 has rerun the first operation of block 1: if that waited for
-// the gather, nobody would go on.
-TEST(Shadow, TheFirstRerunDoesNotWaitForTheGather) {
-  const RunSetup s = one_slot({.policy = "full"});
+// Rank 1 comes to the gather of block 1 only after rank 0 has rerun an operation of block 1: if that waited for the
+// gather, nobody would go on. watch(model, block, each): each() is called whenever that operation runs in that block.
+template <class MakeModel, class Watch>
+void expect_shadow(const RunSetup& s, MakeModel make, Watch watch) {
   Latch latch;
   bool reached = true;
   double hidden = 0;
   run_ranks(2, {}, [&](Communicator& comm) {
     CpuDevice device;
-    Model model = make_model(s.model);
+    Model model = make(s.model);
     const bool first = comm.rank() == 0;
     int executions = 0;  // the second one is the backward's
-    put_fault(model, first ? 1 : 2, [&](std::uint64_t, float*, std::int64_t) {
+    watch(model, std::size_t{first ? 1U : 2U}, [&] {
       if (++executions != 2) return;
       if (first) {
         latch.open();
@@ -69,36 +69,24 @@ TEST(Shadow, TheFirstRerunDoesNotWaitForTheGather) {
   EXPECT_GE(hidden, 1e-3);
 }
 
+TEST(Shadow, TheFirstRerunDoesNotWaitForTheGather) {
+  expect_shadow(
+      one_slot({.policy = "full"}), [](const ModelConfig& config) { return make_model(config); },
+      [](Model& model, std::size_t block, const auto& each) {
+        put_fault(model, block, [each](std::uint64_t, float*, std::int64_t) { each(); });
+      });
+}
+
 // The same after the norm that the block begins with: its gain and bias stayed when the block was evicted. Lazily, what
 // is rerun first is what reads the input; ahead, everything up to the first matrix.
 TEST(Shadow, TheLeadingNormDoesNotWaitForTheGather) {
-  for (const Order order : {Order::Lazy, Order::Ahead}) {
-    const RunSetup s = one_slot({.policy = "full", .order = order});
-    Latch latch;
-    bool reached = true;
-    double hidden = 0;
-    run_ranks(2, {}, [&](Communicator& comm) {
-      CpuDevice device;
-      Model model = make_two_streams(s.model);
-      const bool first = comm.rank() == 0;
-      int executions = 0;
-      model.blocks[first ? 1 : 2].block = std::make_unique<StreamsBlock>(0.0F, [&] {
-        if (++executions != 2) return;
-        if (first) {
-          latch.open();
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        } else {
-          reached = latch.wait();
-        }
-      });
-      Trainer trainer(model, device, comm, trainer_options(s));
-      const Batch batch = make_batch(device.memory, s, comm.rank(), 2, 0, 0);
-      const StepReport report = trainer.step({&batch, 1});
-      if (first) hidden = report.hidden_seconds;
-    });
-    EXPECT_TRUE(reached);
-    EXPECT_GE(hidden, 1e-3);
-  }
+  for (const Order order : {Order::Lazy, Order::Ahead})
+    expect_shadow(
+        one_slot({.policy = "full", .order = order}),
+        [](const ModelConfig& config) { return make_two_streams(config); },
+        [](Model& model, std::size_t block, const auto& each) {
+          model.blocks[block].block = std::make_unique<StreamsBlock>(0.0F, each);
+        });
 }
 
 // A gather that takes long is not hidden by a rerun that waits for it.
