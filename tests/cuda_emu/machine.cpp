@@ -23,6 +23,11 @@ std::vector<std::string> Machine::take_findings() { return std::exchange(state_-
 Ledger& Machine::ledger() { return state_->ledger; }
 std::size_t Machine::used_bytes(int device) const { return state_->devices.at(static_cast<std::size_t>(device))->used; }
 std::size_t Machine::peak_bytes(int device) const { return state_->devices.at(static_cast<std::size_t>(device))->peak; }
+std::size_t Machine::pinned_bytes() const {
+  std::size_t sum = 0;
+  for (const auto& [data, bytes] : state_->pinned) sum += bytes;
+  return sum;
+}
 void Machine::fail_collective(int rank, std::int64_t n) { state_->failing_collective.emplace(rank, n); }
 
 void Machine::run_ranks(int ranks, const std::function<void(int)>& body) {

@@ -55,6 +55,7 @@ class Machine {
   Ledger& ledger();
   std::size_t used_bytes(int device) const;
   std::size_t peak_bytes(int device) const;
+  std::size_t pinned_bytes() const;
 
   // The n-th collective (from 0) of this rank of a communicator ends with ncclRemoteError, as when a peer is gone.
   void fail_collective(int rank, std::int64_t n);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <nccl.h>
 
+#include <cstdlib>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -80,6 +81,22 @@ inline bool finds(Machine& machine, const std::string& part) {
   for (const std::string& finding : machine.take_findings())
     if (finding.find(part) != std::string::npos) return true;
   return false;
+}
+
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kSeesRaces = true;
+#else
+inline constexpr bool kSeesRaces = false;
+#endif
+// f, in a process of its own, is a race that ThreadSanitizer names.
+template <class F>
+void expect_race(F f) {
+  EXPECT_EXIT(
+      {
+        f();
+        std::exit(0);
+      },
+      ::testing::ExitedWithCode(66), "ThreadSanitizer: data race");
 }
 
 class Seeds : public ::testing::TestWithParam<int> {

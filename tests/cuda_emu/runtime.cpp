@@ -43,8 +43,9 @@ cudaError_t allocate(void** data, std::size_t bytes, int device) {
 }
 
 bool exists(cudaEvent_t event, const char* who) {
-  if (!event) state().report(fmt::format("{} of no event", who));
-  return event != nullptr;
+  const bool found = event && !event->destroyed;
+  if (!found) state().report(fmt::format("{} of {}", who, event ? "an event that was destroyed" : "no event"));
+  return found;
 }
 
 // Empty if these bytes do not leave the block of pinned memory that they begin in.
@@ -211,6 +212,8 @@ API cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKin
     }
   s.enqueue(stream, "copy " + name, [=, &s] {
     if (!s.check(to, bytes, "copy " + name + ", target") || !s.check(from, bytes, "copy " + name + ", source")) return;
+    cuda_emu::will_read(from, bytes);
+    cuda_emu::will_write(to, bytes);
     std::memcpy(to, from, bytes);
     ++s.ledger.copies[name].calls;
     s.ledger.copies[name].bytes += static_cast<std::int64_t>(bytes);
@@ -221,6 +224,7 @@ API cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t strea
   cuda_emu::State& s = state();
   s.enqueue(stream, "set", [=, &s] {
     if (!s.check(data, bytes, "set")) return;
+    cuda_emu::will_write(data, bytes);
     std::memset(data, value, bytes);
     ++s.ledger.copies["set"].calls;
     s.ledger.copies["set"].bytes += static_cast<std::int64_t>(bytes);
@@ -240,7 +244,8 @@ API cudaMemset2DAsync(void* data, std::size_t pitch, int value, std::size_t widt
 API cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   cuda_emu::State& s = state();
   if (flags != cudaStreamNonBlocking) s.report("a stream that waits for the legacy default stream");
-  *stream = new CUstream_st{s.host().device, s.next_stream++, {}};
+  *stream = s.all_streams.emplace_back(std::make_unique<CUstream_st>(CUstream_st{s.host().device, s.next_stream++, {}}))
+                .get();
   (*stream)->priority = s.random();
   (*stream)->fiber = cuda_emu::new_fiber();  // here: a new fiber comes after whoever makes it
   s.streams.push_back(*stream);
@@ -252,11 +257,12 @@ API cudaStreamDestroy(cudaStream_t stream) {
 }
 API cudaStreamSynchronize(cudaStream_t stream) { return wait_for_stream(stream, __func__); }
 API cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = new CUevent_st;
+  *event = state().events.emplace_back(std::make_unique<CUevent_st>()).get();
   return cudaSuccess;
 }
-API cudaEventDestroy(cudaEvent_t event) {  // streams may still come to it
-  if (exists(event, __func__)) state().retired_events.emplace_back(event);
+API cudaEventDestroy(cudaEvent_t event) {
+  if (!exists(event, __func__)) return failed(cudaErrorInvalidResourceHandle);
+  event->destroyed = true;
   return cudaSuccess;
 }
 API cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {

@@ -36,7 +36,14 @@ State::State(const Options& chosen)
     devices.push_back(std::make_unique<DeviceMemory>(options.capacity, options.guarded));
   living = this;
 }
-State::~State() { living = nullptr; }
+State::~State() {
+  for (const auto& stream : all_streams) {
+    acquire(stream.get());
+    if (stream->fiber) delete_fiber(stream->fiber);
+  }
+  for (const auto& [data, bytes] : pinned) ::operator delete(const_cast<char*>(data));
+  living = nullptr;
+}
 
 Host& State::host() { return this_host ? *this_host : main_; }
 
@@ -97,7 +104,6 @@ void State::retire(CUstream_st& stream) {
   std::erase(streams, &stream);
   if (stream.fiber) delete_fiber(stream.fiber);
   stream.fiber = nullptr;
-  retired_streams.emplace_back(&stream);
 }
 
 bool State::step() {

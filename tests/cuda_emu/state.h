@@ -42,6 +42,7 @@ struct CUstream_st {
 };
 struct CUevent_st {
   std::uint64_t recorded = 0, done = 0;  // counts of records
+  bool destroyed = false;                // streams may still come to it
 };
 
 namespace cuda_emu {
@@ -103,13 +104,13 @@ struct State {
   std::vector<std::string> findings;
   Ledger ledger;
   std::vector<std::unique_ptr<DeviceMemory>> devices;
-  std::map<const char*, std::size_t> pinned;
+  std::map<const char*, std::size_t> pinned;                 // what is left in the end goes with the machine
   std::map<const void*, std::size_t> dynamic_shared_limits;  // of kernels for which one was set
   std::unique_ptr<FiberPool> fibers;
   std::unique_ptr<Meetings> meetings;
   std::optional<std::pair<int, std::int64_t>> failing_collective;
-  std::vector<std::unique_ptr<CUevent_st>> retired_events;
-  std::vector<std::unique_ptr<CUstream_st>> retired_streams;
+  std::vector<std::unique_ptr<CUevent_st>> events;        // all that there ever were: a stale handle
+  std::vector<std::unique_ptr<CUstream_st>> all_streams;  // is recognised, and leaks nothing
 
   void report(std::string finding) { findings.push_back(std::move(finding)); }
   std::uint64_t draw(std::uint64_t below) { return random() % below; }
@@ -133,7 +134,7 @@ struct State {
   void join(int rank, int ranks);
   void leave();
 
-  std::vector<CUstream_st*> streams;
+  std::vector<CUstream_st*> streams;  // those that still run something, or may
   std::uint64_t sequence = 0;
   int next_stream = 0;
   std::int64_t vain_polls = 0;  // since anything was enqueued or ran
