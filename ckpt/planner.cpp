@@ -10,14 +10,16 @@
 
 namespace regather {
 
+bool KeepFrontier::before(const State& a, const State& b) {
+  if (a.bytes != b.bytes) return a.bytes < b.bytes;
+  if (a.need != b.need) return a.need < b.need;
+  if (a.seconds != b.seconds) return a.seconds < b.seconds;
+  return a.choice != b.choice ? a.choice < b.choice : a.tail < b.tail;  // the same plan everywhere
+}
+
 // Sorts, and drops what needs as much memory as another state, and its first block as much, and is no faster.
-void KeepFrontier::prune(std::vector<State>& states, std::size_t most) {
-  std::ranges::sort(states, [](const State& a, const State& b) {
-    if (a.bytes != b.bytes) return a.bytes < b.bytes;
-    if (a.need != b.need) return a.need < b.need;
-    if (a.seconds != b.seconds) return a.seconds < b.seconds;
-    return a.choice != b.choice ? a.choice < b.choice : a.tail < b.tail;  // the same plan everywhere
-  });
+void KeepFrontier::prune(std::vector<State>& states) {
+  std::ranges::sort(states, before);
   std::map<std::int64_t, double> fastest;  // of those before: need -> seconds, which fall as it grows
   std::size_t n = 0;
   for (const State& s : states) {
@@ -28,7 +30,19 @@ void KeepFrontier::prune(std::vector<State>& states, std::size_t most) {
     states[n++] = s;
   }
   states.resize(n);
-  if (n > most) thin(states, most);
+}
+
+// The same of two lists that grow in bytes and of which nobody asks what first blocks need: in one pass.
+std::vector<KeepFrontier::State> KeepFrontier::merge(const std::vector<State>& a, const std::vector<State>& b) {
+  std::vector<State> both;
+  both.reserve(a.size() + b.size());
+  for (auto i = a.begin(), j = b.begin(); i != a.end() || j != b.end();) {
+    const State& s = j == b.end() || (i != a.end() && before(*i, *j)) ? *i++ : *j++;
+    if (!both.empty() && both.back().seconds <= s.seconds) continue;
+    if (!both.empty() && both.back().bytes == s.bytes) both.pop_back();
+    both.push_back(s);
+  }
+  return both;
 }
 
 // Of each stretch of bytes the smallest, the fastest, and the one whose first block needs least stay.
@@ -64,17 +78,26 @@ KeepFrontier::KeepFrontier(const KeepProblem& problem, std::size_t states) : sta
     const std::vector<KeepChoice>& choices = problem.blocks[b];
     check(!choices.empty(), "block {} has nothing to choose from", b);
     const bool asked = b > 0 && std::ranges::any_of(problem.blocks[b - 1], moves);
+    const bool needs = asked || std::ranges::any_of(choices, moves);
     const std::vector<State>& tails = b + 1 < problem.blocks.size() ? states_[b + 1] : end;
     std::vector<State>& here = states_[b];
-    here.reserve(tails.size() * choices.size());
-    for (std::size_t t = 0; t < tails.size(); ++t)
-      for (std::size_t c = 0; c < choices.size(); ++c) {
-        const KeepChoice& choice = choices[c];
+    for (std::size_t c = 0; c < choices.size(); ++c) {
+      const KeepChoice& choice = choices[c];
+      std::vector<State> with_choice;
+      with_choice.reserve(tails.size());
+      for (std::size_t t = 0; t < tails.size(); ++t) {
         const std::int64_t beside_next = choice.moved > 0 ? choice.kept + choice.moved + tails[t].need : 0;
-        here.push_back({std::max({choice.need, choice.kept + tails[t].bytes, beside_next}), asked ? choice.need : 0,
-                        choice.seconds + tails[t].seconds, static_cast<int>(c), static_cast<std::uint32_t>(t)});
+        with_choice.push_back({std::max({choice.need, choice.kept + tails[t].bytes, beside_next}),
+                               asked ? choice.need : 0, choice.seconds + tails[t].seconds, static_cast<int>(c),
+                               static_cast<std::uint32_t>(t)});
       }
-    prune(here, states);
+      if (needs)
+        here.insert(here.end(), with_choice.begin(), with_choice.end());
+      else
+        here = merge(here, with_choice);
+    }
+    if (needs) prune(here);
+    if (here.size() > states) thin(here, states);
     here.shrink_to_fit();
   }
   for (const State& s : states_.front()) points_.push_back({s.bytes, s.seconds});

@@ -57,7 +57,9 @@ class KeepFrontier {
     int choice;
     std::uint32_t tail;  // state of the next block
   };
-  static void prune(std::vector<State>& states, std::size_t most);
+  static bool before(const State& a, const State& b);
+  static void prune(std::vector<State>& states);
+  static std::vector<State> merge(const std::vector<State>& a, const std::vector<State>& b);
   static void thin(std::vector<State>& states, std::size_t most);
 
   std::vector<std::vector<State>> states_;  // by block
