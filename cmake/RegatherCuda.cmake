@@ -1,4 +1,4 @@
-# The CUDA backend (tensor/cuda, tensor/ops/*.cu) in two ways: compiled by nvcc and linked with NVIDIA's libraries
+# The CUDA backend (tensor/cuda, tensor/ops/*.cu, and what moves the memory of GPUs in dist) in two ways: compiled by nvcc and linked with NVIDIA's libraries
 # (REGATHER_CUDA), and compiled by the host's compiler onto the emulator that its tests run on (tests/cuda_emu), for which
 # NVIDIA's headers are enough: from a toolkit, or from where `./setup --cuda-headers` puts them.
 option(REGATHER_CUDA "Build the CUDA backend with nvcc" OFF)
@@ -6,6 +6,7 @@ option(REGATHER_CUDA_EMULATOR_REQUIRED "Fail without what the CUDA emulator's te
 
 file(GLOB regather_cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tensor/cuda/*.cpp" "${PROJECT_SOURCE_DIR}/tensor/cuda/*.cu"
      "${PROJECT_SOURCE_DIR}/tensor/ops/*.cu")
+file(GLOB regather_nccl_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/dist/nccl_*.cpp" "${PROJECT_SOURCE_DIR}/dist/staged_*.cpp")
 
 # Sets REGATHER_CUDA_INCLUDE_DIRS, and REGATHER_CUDA_MISSING to what is not there (empty: nothing).
 function(find_cuda_headers)
@@ -34,6 +35,7 @@ endfunction()
 # What a program without nvcc says of `device: cuda`; the tests on the emulator bring their own.
 if(NOT REGATHER_CUDA)
   target_sources(regather_tensor PRIVATE "${PROJECT_SOURCE_DIR}/tensor/no_cuda.cpp")
+  target_sources(regather_dist PRIVATE "${PROJECT_SOURCE_DIR}/dist/no_nccl.cpp")
   return()
 endif()
 
@@ -56,3 +58,14 @@ target_compile_options(regather_cuda PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-We
   "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--Werror=all-warnings;-Xptxas=-v,-warn-spills,-Werror;-Xcompiler=-Wall,-Wextra>")
 target_link_libraries(regather_cuda PUBLIC regather_tensor CUDA::cudart CUDA::cublas)
 target_link_libraries(regather_tensor PUBLIC regather_cuda)
+
+find_path(REGATHER_NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+find_library(REGATHER_NCCL_LIBRARY nccl HINTS "${CUDAToolkit_LIBRARY_DIR}" "${CUDAToolkit_LIBRARY_ROOT}/lib")
+if(NOT REGATHER_NCCL_INCLUDE_DIR OR NOT REGATHER_NCCL_LIBRARY)
+  message(FATAL_ERROR "REGATHER_CUDA needs NCCL: nccl.h and libnccl.so were not found (REGATHER_NCCL_INCLUDE_DIR, REGATHER_NCCL_LIBRARY)")
+endif()
+add_library(regather_nccl STATIC ${regather_nccl_sources})
+set_target_properties(regather_nccl PROPERTIES OPTIMIZE_DEPENDENCIES ON)
+target_include_directories(regather_nccl SYSTEM PRIVATE "${REGATHER_NCCL_INCLUDE_DIR}")
+target_link_libraries(regather_nccl PUBLIC regather_dist "$<BUILD_INTERFACE:${REGATHER_NCCL_LIBRARY}>" $<INSTALL_INTERFACE:nccl> PRIVATE $<BUILD_INTERFACE:regather_flags>)
+target_link_libraries(regather_dist PUBLIC regather_nccl)

@@ -10,12 +10,13 @@ foreach(layer ${layers})
   set_target_properties(regather_${layer} PROPERTIES EXPORT_NAME ${name})
   install(TARGETS regather_${layer} EXPORT Regather ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
   install(DIRECTORY "${PROJECT_SOURCE_DIR}/${layer}" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/regather" FILES_MATCHING PATTERN "*.h"
-          PATTERN "main" EXCLUDE PATTERN "kernels" EXCLUDE PATTERN "cuda" EXCLUDE PATTERN "mpi_*" EXCLUDE PATTERN "*_parts.h" EXCLUDE)  # of one source's or backend's own
+          PATTERN "main" EXCLUDE PATTERN "kernels" EXCLUDE PATTERN "cuda" EXCLUDE PATTERN "mpi_*" EXCLUDE PATTERN "gpu_transports.h" EXCLUDE PATTERN "*_parts.h" EXCLUDE)  # of one source's or backend's own
 endforeach()
 add_library(regather::train ALIAS regather_launcher)
 if(REGATHER_CUDA)
   set_target_properties(regather_cuda PROPERTIES EXPORT_NAME cuda)
-  install(TARGETS regather_cuda EXPORT Regather ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+  set_target_properties(regather_nccl PROPERTIES EXPORT_NAME nccl)
+  install(TARGETS regather_cuda regather_nccl EXPORT Regather ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 endif()
 
 install(EXPORT Regather NAMESPACE regather:: FILE RegatherTargets.cmake DESTINATION "${package_dir}")

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "dist/transport.h"
+
 namespace regather {
 namespace {
 
@@ -13,6 +15,11 @@ constexpr Backend kBackends[] = {
 }  // namespace
 
 std::span<const Backend> backends() { return kBackends; }
+
+std::unique_ptr<Communicator> make_mpi_communicator(const CommunicatorOptions& options) {
+  Joined joined = join_mpi(options);
+  return std::make_unique<Communicator>(joined.rank, joined.size, options, std::move(joined.transport));
+}
 
 const Backend& find_backend(std::string_view name) {
   const auto found = std::ranges::find(kBackends, name, &Backend::name);

@@ -15,6 +15,9 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begun) { return std::chrono::duration<double>(Clock::now() - begun).count(); }
 
 constexpr auto kListenInterval = std::chrono::milliseconds(20);
+// CUDA takes about a thousand launches ahead of a device, then it blocks the thread that launches, which could not even
+// notice that another rank is gone. An operation is up to four launches.
+constexpr int kMostOperationsAhead = 200;
 
 }  // namespace
 
@@ -43,6 +46,8 @@ class Communicator::InFlight final : public Event::State {
     check(owner != nullptr, "{}: waited for after the end of its communicator", started.what);
     owner->finish(*this);
   }
+  // A failed communicator's: none, so that whoever waits hears of the failure.
+  Event enqueued() override { return finished || !owner || owner->failure_ ? Event() : transfer->enqueued(); }
 
   Communicator* owner;  // null after the communicator's end
   Started started;
@@ -57,14 +62,27 @@ Communicator::Communicator(int rank, int size, const CommunicatorOptions& option
   check(options_.chunk_bytes > 0 && options_.max_message_bytes > 0,
         "a chunk has {} bytes, a message at most {}: both must be positive", options_.chunk_bytes,
         options_.max_message_bytes);
-  peers_ = std::make_unique<Peers>(*transport_, rank_, size_, options_, where_);
+  peers_ = std::make_unique<Peers>(*transport_, rank_, size_, options_, where_, [this] { return drive(nullptr); });
 }
 
 Communicator::~Communicator() {
-  for (const Flight& flight : pending_) flight->owner = nullptr;
+  for (const Flight& flight : pending_) {
+    flight->owner = nullptr;
+    flight->transfer.reset();
+  }
 }
 
-void Communicator::use_memory_of(Device& device) { transport_->use_memory_of(device); }
+void Communicator::use_memory_of(Device& device) {
+  try {
+    transport_->use_memory_of(device, *peers_);
+  } catch (const Error& e) {
+    fail(e);
+    throw;
+  }
+  if (size_ == 1) return;
+  waiter_ = std::make_shared<const Device::Waiter>([this](const auto& done) { wait_for_device(done); });
+  device.wait_with(waiter_);
+}
 
 std::int64_t Communicator::staging_bytes() const { return transport_->staging_bytes(); }
 
@@ -89,9 +107,14 @@ void Communicator::guarded(const std::string& what, F f) {
     f();
   } catch (Error& e) {
     e.add_context(what);
-    if (!failure_) failure_ = e;
+    fail(e);
     throw;
   }
+}
+
+void Communicator::fail(const Error& error) noexcept {
+  if (!failure_) failure_ = error;
+  transport_->stop();
 }
 
 // Checked mode: every rank must be about to do the same.
@@ -131,9 +154,10 @@ void Communicator::landed(InFlight& flight) {
   recorder_->add({s.kind(), s.detail, static_cast<double>(s.wire_bytes), flight.begun, Recorder::now() - flight.begun});
 }
 
-// Polls everything in flight, oldest first. True if anything moved.
-bool Communicator::drive(const InFlight* awaited) {
-  bool moved = false, finished = false;
+// Polls everything in flight, oldest first. Some if anything moved; Queued if nothing could.
+TransferProgress Communicator::drive(const InFlight* awaited) {
+  TransferProgress most = TransferProgress::None;
+  bool finished = false;
   for (const Flight& flight : pending_) {
     TransferProgress progress = TransferProgress::None;
     try {
@@ -142,18 +166,19 @@ bool Communicator::drive(const InFlight* awaited) {
       if (flight.get() != awaited) e.add_context(flight->started.what);
       throw;
     }
-    moved = moved || progress != TransferProgress::None;
+    most = std::max(most, std::min(progress, TransferProgress::Some));
     if (progress != TransferProgress::Done) continue;
     flight->finished = finished = true;
     landed(*flight);
   }
   if (finished) {
+    operations_ahead_ = 0;
     std::erase_if(pending_, [](const Flight& flight) {
       if (flight->finished) flight->transfer.reset();
       return flight->finished;
     });
   }
-  return moved;
+  return most;
 }
 
 void Communicator::finish(InFlight& flight) {
@@ -161,11 +186,31 @@ void Communicator::finish(InFlight& flight) {
   const Timed timed(recorder_, [&] { return flight.started.waiting(); });
   guarded(flight.started.what, [&] {
     peers_->wait(flight.started.text, [&] {
-      const bool moved = drive(&flight);
-      return flight.finished ? TransferProgress::Done : moved ? TransferProgress::Some : TransferProgress::None;
+      const TransferProgress progress = drive(&flight);
+      return flight.finished ? TransferProgress::Done : progress;
     });
   });
   ledger_.add_seconds(flight.started.key, seconds_since(begun));
+}
+
+// What the device is at may wait for a collective, the oldest of those in flight first.
+void Communicator::wait_for_device(const std::function<bool()>& done) {
+  while (!done()) {
+    if (failure_) {  // nothing in flight holds the device up any more
+      transport_->idle(0);
+    } else if (pending_.empty()) {
+      peers_->wait("", [&] { return done() ? TransferProgress::Done : TransferProgress::Queued; });
+    } else {
+      const Flight oldest = pending_.front();
+      guarded(oldest->started.what, [&] {
+        peers_->wait(oldest->started.text, [&] {
+          if (done()) return TransferProgress::Done;
+          const TransferProgress progress = drive(oldest.get());
+          return oldest->finished ? TransferProgress::Done : progress;
+        });
+      });
+    }
+  }
 }
 
 void Communicator::progress() {
@@ -175,10 +220,12 @@ void Communicator::progress() {
     try {
       drive(nullptr);
     } catch (const Error& e) {
-      failure_ = e;
+      fail(e);
       throw;
     }
   }
+  if (!pending_.empty() && ++operations_ahead_ > kMostOperationsAhead && pending_.front()->transfer->enqueued().state())
+    finish(*Flight(pending_.front()));
   // A rank that computes for long still answers where it is, and has heard of a failure when it comes to its next
   // collective.
   if (const auto now = Clock::now(); now - listened_ > kListenInterval) {
@@ -212,7 +259,7 @@ Event Communicator::all_gather(std::span<const GatherBuffer> buffers, const Labe
   return Event(start(started, [&](const TransferCall& call, auto&) { return transport_->all_gather(buffers, call); }));
 }
 
-Event Communicator::reduce_scatter(const float* full, float* owned, std::int64_t shard, const Label& label) {
+Event Communicator::reduce_scatter(float* full, float* owned, std::int64_t shard, const Label& label) {
   check(shard >= 0 && ((full && owned) || shard == 0 || !transport_->moves_data()),
         "reduce_scatter of {}: null buffers with a shard of {} elements", label.unit, shard);
   const std::int64_t bytes = shard * static_cast<std::int64_t>(sizeof(float));
@@ -244,7 +291,7 @@ void Communicator::all_reduce(std::span<double> values, const Label& label) {
     all.resize(n * static_cast<std::size_t>(size_));
     std::copy(values.begin(), values.end(), all.begin() + static_cast<std::ptrdiff_t>(n) * rank_);
     const GatherBuffer buffer{all.data(), static_cast<std::int64_t>(n), DType::F64};
-    return transport_->all_gather({&buffer, 1}, call);
+    return transport_->all_gather_scalars(buffer, call);
   });
   flight->wait();
   for (std::size_t i = 0; i < n; ++i) {

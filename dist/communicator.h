@@ -58,6 +58,7 @@ struct CommunicatorOptions {
   std::function<void(const std::string&)> warn{};
 };
 
+enum class TransferProgress;
 class Transport;  // what a backend implements; dist/transport.h
 class Peers;      // what is known of the other ranks; dist/peers.h
 
@@ -75,8 +76,8 @@ class Communicator {
   // type.
   Event all_gather(std::span<const GatherBuffer> buffers, const Label& label);
   // owned[0 .. shard) += (contribution of rank 0 + ... + rank W-1) [rank * shard ..]. full: [size * shard], kept until
-  // the event.
-  Event reduce_scatter(const float* full, float* owned, std::int64_t shard, const Label& label);
+  // the event; what is in it after that is undefined.
+  Event reduce_scatter(float* full, float* owned, std::int64_t shard, const Label& label);
   // data[0 .. size * shard) = sum over ranks, in rank order, in place; the same bits on all ranks.
   Event all_reduce(float* data, std::int64_t shard, const Label& label);
   // Scalars, blocking: sum in rank order in double.
@@ -91,14 +92,18 @@ class Communicator {
   // launcher ends a rank that has not yet said why. Never throws. After it, the communicator can only be destroyed;
   // memory that collectives were given stays mapped until then.
   void leave(std::string_view reason, ExitCode code) noexcept;
-  // Drives pending collectives and answers other ranks; cheap. For Device::between_ops.
+  // Drives pending collectives and answers other ranks; cheap. For Device::between_ops. A host that enqueues work for a
+  // device is held back when it is too far ahead of a collective: a driver that takes no more work would block it.
   void progress();
 
   const Ledger& ledger() const { return ledger_; }
   void reset_ledger() { ledger_.reset(); }
   // Records the time in each collective, and its flight; null: off. A flight that began without one is not recorded.
   void set_recorder(Recorder* recorder) { recorder_ = recorder; }
-  // Collectives move this device's memory from now on. Throws UsageError if the backend cannot. Without it: the host's.
+  // Collectives (but those of scalars) move this device's memory from now on, and the host waits for the device as it
+  // waits for other ranks. Collective. Throws UsageError if the backend cannot. Without it: the host's memory.
+  // On a GPU gathers run in the order of Stream::Gather and reductions in that of Stream::Reduce, which the caller has
+  // made to wait for what writes and reads the buffers; a stream that waits for the event needs no host.
   void use_memory_of(Device& device);
   // Where this rank is, for messages of failures: "step 120".
   void set_where(std::string where) { where_ = std::move(where); }
@@ -116,7 +121,9 @@ class Communicator {
   Flight start(const Started& started, Begin begin);
   void finish(InFlight& flight);
   void landed(InFlight& flight);
-  bool drive(const InFlight* awaited);
+  TransferProgress drive(const InFlight* awaited);
+  void fail(const Error& error) noexcept;
+  void wait_for_device(const std::function<bool()>& done);
   void compare(std::int64_t sequence, const std::string& text);
   template <class F>
   void guarded(const std::string& what, F f);
@@ -132,18 +139,26 @@ class Communicator {
   std::int64_t sequence_ = 0, exchanges_ = 0;
   std::optional<Error> failure_;  // the first; nothing works after it
   std::chrono::steady_clock::time_point listened_{};
+  int operations_ahead_ = 0;  // since a collective has ended
+  std::shared_ptr<const Device::Waiter> waiter_;
 };
 
 // sim: ranks are threads of this process. Calls body(communicator) on `ranks` threads and rethrows the originating
 // error.
 struct SimOptions : CommunicatorOptions {
   std::chrono::microseconds delay{0};  // added to each collective
+  // What moves the data, over the transport of a rank's thread. For tests of what needs another for its messages.
+  std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>, int rank, int size)> over{};
 };
 void run_ranks(int ranks, const SimOptions& options, const std::function<void(Communicator&)>& body);
 
 // mpi: initialises MPI at first use (thread level FUNNELED, refused if less) and finalises it with the last
 // communicator. Throws UsageError in a build without MPI.
 std::unique_ptr<Communicator> make_mpi_communicator(const CommunicatorOptions& options);
+// nccl, staged: processes as with mpi, whose messages they use; collectives move the memory of a GPU each (nccl), or of
+// GPUs that ranks may share, through the host's (staged). Throw UsageError in a build without CUDA.
+std::unique_ptr<Communicator> make_nccl_communicator(const CommunicatorOptions& options);
+std::unique_ptr<Communicator> make_staged_communicator(const CommunicatorOptions& options);
 // One rank, no library: collectives are copies.
 std::unique_ptr<Communicator> make_single_communicator(const CommunicatorOptions& options);
 // As rank `rank` of `size`, alone: collectives are counted and move nothing. For runs on a meta device.

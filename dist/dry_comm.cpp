@@ -7,7 +7,7 @@ namespace {
 class DryTransport final : public Transport {
  public:
   std::unique_ptr<Transfer> all_gather(std::span<const GatherBuffer>, const TransferCall&) override { return nullptr; }
-  std::unique_ptr<Transfer> reduce_scatter(const float*, float*, std::int64_t, const TransferCall&) override {
+  std::unique_ptr<Transfer> reduce_scatter(float*, float*, std::int64_t, const TransferCall&) override {
     return nullptr;
   }
   std::unique_ptr<Transfer> all_reduce(float*, std::int64_t, const TransferCall&) override { return nullptr; }

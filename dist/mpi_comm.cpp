@@ -100,7 +100,7 @@ class MpiTransport final : public Transport {
   int size() const { return size_; }
 
   std::unique_ptr<Transfer> all_gather(std::span<const GatherBuffer> buffers, const TransferCall& call) override;
-  std::unique_ptr<Transfer> reduce_scatter(const float* full, float* owned, std::int64_t shard,
+  std::unique_ptr<Transfer> reduce_scatter(float* full, float* owned, std::int64_t shard,
                                            const TransferCall& call) override;
   std::unique_ptr<Transfer> all_reduce(float* data, std::int64_t shard, const TransferCall& call) override;
   void send(int to, std::string message) override;
@@ -370,7 +370,7 @@ std::unique_ptr<Transfer> MpiTransport::all_gather(std::span<const GatherBuffer>
   return std::make_unique<Gather>(*this, buffers, tag_of(call, 0));
 }
 
-std::unique_ptr<Transfer> MpiTransport::reduce_scatter(const float* full, float* owned, std::int64_t shard,
+std::unique_ptr<Transfer> MpiTransport::reduce_scatter(float* full, float* owned, std::int64_t shard,
                                                        const TransferCall& call) {
   auto reduction = std::make_unique<Reduction>(*this, full, owned, shard, SumInto::Add, tag_of(call, 0));
   drive_reductions();
@@ -427,10 +427,10 @@ bool MpiTransport::drive_reductions() {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_mpi_communicator(const CommunicatorOptions& options) {
+Joined join_mpi(const CommunicatorOptions& options) {
   auto transport = std::make_unique<MpiTransport>(options);
   const int rank = transport->rank(), size = transport->size();
-  return std::make_unique<Communicator>(rank, size, options, std::move(transport));
+  return {rank, size, std::move(transport)};
 }
 
 }  // namespace regather

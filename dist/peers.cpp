@@ -149,6 +149,7 @@ void Peers::wait(std::string_view doing, const Poll& poll, const Needs& needs) {
       round = 0;
       continue;
     }
+    if (progress == TransferProgress::Queued) moved = Clock::now();
     if (round % kPollsPerListen == kPollsPerListen - 1) {
       check();
       const auto now = Clock::now();
@@ -175,7 +176,7 @@ std::vector<std::string> Peers::collect(Channel channel, std::int64_t sequence, 
   transport_.send(0, pack(key.first, sequence, rank_, 0, mine));
   wait(doing, [&] {
     listen();
-    return transport_.delivered() ? TransferProgress::Done : TransferProgress::None;
+    return transport_.delivered() ? TransferProgress::Done : drive_();
   });
   return {};
 }
@@ -188,7 +189,7 @@ std::vector<std::string> Peers::texts_of_all(const std::pair<char, std::int64_t>
     listen();
     bool all = true;
     for_others([&](int, Other& o) { all = all && o.texts.contains(key); });
-    return all && transport_.delivered() ? TransferProgress::Done : TransferProgress::None;
+    return all && transport_.delivered() ? TransferProgress::Done : drive_();
   };
   wait(doing, all_here, needs);
   std::vector<std::string> texts(static_cast<std::size_t>(size_), mine);

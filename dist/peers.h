@@ -19,11 +19,14 @@ class Peers {
  public:
   using Poll = std::function<TransferProgress()>;
 
-  // where: the rank's own "step 120", read when it is asked for.
-  Peers(Transport& transport, int rank, int size, const CommunicatorOptions& options, const std::string& where)
+  // where: the rank's own "step 120", read when it is asked for. drive: polls the collectives in flight, which others
+  // may be waiting for while this rank waits for texts.
+  Peers(Transport& transport, int rank, int size, const CommunicatorOptions& options, const std::string& where,
+        Poll drive)
       : transport_(transport),
         options_(options),
         where_(where),
+        drive_(std::move(drive)),
         rank_(rank),
         size_(size),
         others_(static_cast<std::size_t>(size)) {}
@@ -37,7 +40,7 @@ class Peers {
   // Reads messages that have arrived, and answers questions; throws nothing about other ranks.
   void listen();
   // One text of every rank, in rank order; sequence numbers the exchanges of a channel.
-  enum class Channel : char { Texts = 'x', Calls = 'c' };
+  enum class Channel : char { Texts = 'x', Calls = 'c', Devices = 'd' };
   std::vector<std::string> exchange(Channel channel, std::int64_t sequence, const std::string& mine,
                                     std::string_view doing);
   // The same on rank 0 alone; empty on the others.
@@ -80,6 +83,7 @@ class Peers {
   Transport& transport_;
   const CommunicatorOptions& options_;
   const std::string& where_;
+  const Poll drive_;
   int rank_, size_;
   std::vector<Other> others_;
   std::string_view doing_;    // of the wait that is going on

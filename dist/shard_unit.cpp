@@ -113,7 +113,12 @@ void ShardUnit::prefetch(Pass pass) {
   copy.trainable = place(trainable_, values_);
   copy.frozen = place(frozen_, frozen_values_);
   copy.placed = device_.record(Stream::Gather);
-  copy.arrival = comm_.all_gather(buffers, label(pass));
+  try {
+    copy.arrival = comm_.all_gather(buffers, label(pass));
+  } catch (...) {
+    device_.wait(Stream::Compute, copy.placed);  // memory is freed in the order of compute
+    throw;
+  }
   full_ = std::move(copy);
   waited_ = false;
   if (device_.trace) device_.trace->line("gather " + spec_.name);

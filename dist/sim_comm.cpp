@@ -225,7 +225,7 @@ class SimTransport final : public Transport {
     }
     return std::make_unique<SimGather>(side_, side_.hub.arrive(side_.rank, call, std::move(mine)), buffers);
   }
-  std::unique_ptr<Transfer> reduce_scatter(const float* full, float* owned, std::int64_t shard,
+  std::unique_ptr<Transfer> reduce_scatter(float* full, float* owned, std::int64_t shard,
                                            const TransferCall& call) override {
     return reduce(full, side_.rank * shard, shard, side_.ranks * shard, owned, SumInto::Add, call);
   }
@@ -251,7 +251,9 @@ class SimTransport final : public Transport {
 
 void run_rank(Hub& hub, int rank, int ranks, const SimOptions& options,
               const std::function<void(Communicator&)>& body) {
-  Communicator communicator(rank, ranks, options, std::make_unique<SimTransport>(hub, rank, ranks));
+  std::unique_ptr<Transport> transport = std::make_unique<SimTransport>(hub, rank, ranks);
+  if (options.over) transport = options.over(std::move(transport), rank, ranks);
+  Communicator communicator(rank, ranks, options, std::move(transport));
   try {
     body(communicator);
   } catch (const PeerFailed& e) {

@@ -29,8 +29,9 @@ class Event {
     virtual ~State() = default;
     virtual bool done() = 0;  // polls; drives progress where progress needs driving
     virtual void wait() = 0;  // the host waits; throws what the work threw
-    // For what a device completes by itself: its event, which a stream can wait for without the host.
-    virtual std::shared_ptr<State> enqueued() { return nullptr; }
+    // For what a device completes by itself: its event, which a stream can wait for without the host. Empty: it has
+    // none.
+    virtual Event enqueued() { return {}; }
   };
   Event() = default;
   explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
@@ -77,6 +78,10 @@ class Device {
   // bytes are there, and throws what the work before it found wrong.
   virtual void write(Stream stream, void* to, const void* from, std::int64_t bytes) = 0;
   virtual void read(Stream stream, void* to, const void* from, std::int64_t bytes) = 0;
+  // How the host waits for this device while `waiter` lives: it returns when done() is true, or throws. For work that
+  // may wait for ever, as for a rank that is gone. A device that the host never waits for has no use for it.
+  using Waiter = std::function<void(const std::function<bool()>& done)>;
+  virtual void wait_with(std::weak_ptr<const Waiter> waiter) { static_cast<void>(waiter); }
 
   Allocator memory;
   std::function<void()> between_ops;  // called after each operation, when set: communication makes progress here

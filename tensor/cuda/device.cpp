@@ -93,6 +93,7 @@ CudaDevice::~CudaDevice() = default;
 
 GpuOps* CudaDevice::gpu() { return &parts_->ops; }
 CUstream_st* CudaDevice::stream(Stream stream) const { return (*parts_->streams)[stream]; }
+int CudaDevice::index() const { return parts_->streams->device_index(); }
 Event CudaDevice::record(Stream stream) { return parts_->streams->record(stream); }
 void CudaDevice::wait(Stream stream, const Event& event) { parts_->streams->wait(stream, event); }
 
@@ -106,8 +107,7 @@ void CudaDevice::zero(Stream on, void* to, std::int64_t bytes) {
   check_status(cudaMemsetAsync(to, 0, static_cast<std::size_t>(bytes), stream(on)), "cudaMemsetAsync");
 }
 void CudaDevice::add(Stream on, float* sum, const float* a, const float* b, std::int64_t n) {
-  check(on == Stream::Compute, "a CUDA device adds on its compute stream only");
-  parts_->ops.add(sum, a, b, n);
+  cuda::add(stream(on), sum, a, b, n);
 }
 void CudaDevice::write(Stream on, void* to, const void* from, std::int64_t bytes) {
   parts_->staging.write(on, static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
@@ -116,5 +116,6 @@ void CudaDevice::read(Stream on, void* to, const void* from, std::int64_t bytes)
   parts_->staging.read(on, static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
   parts_->ops.throw_faults();
 }
+void CudaDevice::wait_with(std::weak_ptr<const Waiter> waiter) { parts_->streams->wait_with(std::move(waiter)); }
 
 }  // namespace regather

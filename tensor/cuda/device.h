@@ -31,8 +31,10 @@ class CudaDevice final : public Device {
   void add(Stream stream, float* sum, const float* a, const float* b, std::int64_t n) override;
   void write(Stream stream, void* to, const void* from, std::int64_t bytes) override;
   void read(Stream stream, void* to, const void* from, std::int64_t bytes) override;
+  void wait_with(std::weak_ptr<const Waiter> waiter) override;
 
   CUstream_st* stream(Stream stream) const;
+  int index() const;
 
  private:
   struct Parts;

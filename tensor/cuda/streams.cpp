@@ -18,7 +18,10 @@ class Streams::Recorded final : public Event::State {
     check_status(status, "cudaEventQuery");
     return true;
   }
-  void wait() override { check_status(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
+  void wait() override {
+    if (const auto waiter = streams_->waiter_.lock()) return (*waiter)([this] { return done(); });
+    check_status(cudaEventSynchronize(event_), "cudaEventSynchronize");
+  }
   cudaEvent_t event() const { return event_; }
 
  private:
@@ -55,8 +58,8 @@ Event Streams::record(Stream stream) { return Event(std::make_shared<Recorded>(s
 void Streams::wait(Stream stream, const Event& event) {
   Event::State* state = event.state();
   if (!state) return;
-  std::shared_ptr<Event::State> enqueued = state->enqueued();
-  if (const auto* recorded = dynamic_cast<Recorded*>(enqueued ? enqueued.get() : state))
+  const Event enqueued = state->enqueued();
+  if (const auto* recorded = dynamic_cast<Recorded*>(enqueued.state() ? enqueued.state() : state))
     check_status(cudaStreamWaitEvent((*this)[stream], recorded->event(), 0), "cudaStreamWaitEvent");
   else
     state->wait();

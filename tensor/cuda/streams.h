@@ -25,6 +25,7 @@ class Streams : public std::enable_shared_from_this<Streams> {
   int device_index() const { return device_index_; }
   Event record(Stream stream);
   void wait(Stream stream, const Event& event);
+  void wait_with(std::weak_ptr<const Device::Waiter> waiter) { waiter_ = std::move(waiter); }  // see Device
 
  private:
   class Recorded;
@@ -33,6 +34,7 @@ class Streams : public std::enable_shared_from_this<Streams> {
   int device_index_;
   std::array<cudaStream_t, kAllStreams.size()> streams_{};
   std::vector<cudaEvent_t> idle_events_;
+  std::weak_ptr<const Device::Waiter> waiter_;
 };
 
 }  // namespace regather::cuda

@@ -71,9 +71,10 @@ __global__ void __launch_bounds__(kQuadThreads)
 
 }  // namespace
 
-void CudaOps::add(float* y, const float* a, const float* b, std::int64_t n) {
-  launch_quads("add", all_aligned(y, a, b), Add{y, a, b}, n, stream_);
+void add(cudaStream_t stream, float* y, const float* a, const float* b, std::int64_t n) {
+  launch_quads("add", all_aligned(y, a, b), Add{y, a, b}, n, stream);
 }
+void CudaOps::add(float* y, const float* a, const float* b, std::int64_t n) { cuda::add(stream_, y, a, b, n); }
 
 void CudaOps::fill_rows(float* y, const float* row, std::int64_t rows, std::int64_t cols) {
   if (rows == 0 || cols == 0) return;

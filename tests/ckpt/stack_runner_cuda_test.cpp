@@ -1,5 +1,6 @@
-// Training steps of one rank on a CUDA device: the same bits under every checkpoint policy and every order in which its
-// streams run, the CPU's numbers within a bound, and the communication that the plan says.
+// Training steps on CUDA devices, of one rank and of several: the same bits under every checkpoint policy and every
+// order in which streams run, the CPU's numbers at as many ranks within a bound, and the communication that closed
+// forms say, by NCCL's own count.
 #include "ckpt/stack_runner.h"
 
 #include <gtest/gtest.h>
@@ -10,12 +11,14 @@
 
 #include "dist/optimizer.h"
 #include "model/registry.h"
-#include "tensor/cuda/device.h"
-#include "tests/cuda_emu/machine.h"
 #include "tests/cuda_emu/seeds.h"
+#include "tests/dist/cuda_ranks.h"
+#include "tests/launcher/expected_volume.h"
 
 namespace regather::testing {
 namespace {
+
+enum class Memory { OneRank, Nccl, Staged };  // what moves it; staged: ranks share a GPU
 
 struct TrainSetup {
   std::string model = "gpt2";
@@ -23,22 +26,41 @@ struct TrainSetup {
   int slots = 2, prefetch = 1;
   Strategy strategy = Strategy::Full;
   bool audit = false;
+  int ranks = 1;
+  Memory memory = Memory::OneRank;
+  AccumulationOrder order = AccumulationOrder::BatchMajor;
+  ReduceWhen reduce = ReduceWhen::EachMicroBatch;
+  int layers = 3;
 };
 
+// Of one rank.
 struct Trained {
   std::vector<double> losses, norms;  // by step
   std::vector<float> gradients;       // of the last step
   std::vector<float> parameters;      // after it
   bool operator==(const Trained&) const = default;
 };
+using RanksTrained = std::vector<Trained>;
 
 constexpr std::int64_t kBatch = 2, kTokens = 9, kVocab = 37;
-constexpr int kLayers = 3, kMicroBatches = 2, kSteps = 2;
+constexpr int kMicroBatches = 2, kSteps = 2;
 
-Tensor tokens_of(Device& device, int step, int micro, int shift) {
+Model model_of(const TrainSetup& setup) {
+  return make_model({.type = setup.model,
+                     .layers = setup.layers,
+                     .hidden = 16,
+                     .heads = 2,
+                     .vocab = kVocab,
+                     .max_sequence = kTokens,
+                     .dropout = setup.model == "gpt2" ? 0.1F : 0.0F,
+                     .tie_embeddings = setup.model == "gpt2",
+                     .init_std = 0.2F});
+}
+
+Tensor tokens_of(Device& device, int step, int sequence, int shift) {
   std::vector<std::int32_t> values;
   for (std::int64_t i = 0; i < kBatch * kTokens; ++i)
-    values.push_back(static_cast<std::int32_t>((i + shift + 5 * micro + 11 * step) * (i + shift + 3) % kVocab));
+    values.push_back(static_cast<std::int32_t>((i + shift + 5 * sequence + 11 * step) * (i + shift + 3) % kVocab));
   Tensor t(device.memory, {kBatch, kTokens}, Tag::Workspace, DType::I32);
   device.write(Stream::Compute, t.fresh<void>(), values.data(), t.bytes());
   return t;
@@ -50,44 +72,39 @@ std::vector<float> host_copy(Device& device, const float* from, std::int64_t n) 
   return copy;
 }
 
-Trained train(Device& device, TrainSetup setup) {
-  const Model model = make_model({.type = setup.model,
-                                  .layers = kLayers,
-                                  .hidden = 16,
-                                  .heads = 2,
-                                  .vocab = kVocab,
-                                  .max_sequence = kTokens,
-                                  .dropout = setup.model == "gpt2" ? 0.1F : 0.0F,
-                                  .tie_embeddings = setup.model == "gpt2",
-                                  .init_std = 0.2F});
+// What one rank does.
+Trained train(Device& device, Communicator& comm, TrainSetup setup) {
+  const Model model = model_of(setup);
   setup.policy.marks = marks_of(model);
-  const auto comm = make_single_communicator({});
-  comm->use_memory_of(device);
-  StackRunner stack(model, device, *comm,
-                    {.checkpoint = make_checkpoint_plan(setup.policy, kLayers),
-                     .plan = {.micro_batches = kMicroBatches, .slots = setup.slots},
-                     .strategy = setup.strategy,
-                     .prefetch = setup.prefetch,
-                     .audit_every = setup.audit ? 1 : 0});
+  comm.use_memory_of(device);
+  if (comm.size() > 1) device.between_ops = [&comm] { comm.progress(); };
+  StackRunner stack(
+      model, device, comm,
+      {.checkpoint = make_checkpoint_plan(setup.policy, setup.layers),
+       .plan = {.micro_batches = kMicroBatches, .slots = setup.slots, .order = setup.order, .reduce = setup.reduce},
+       .strategy = setup.strategy,
+       .prefetch = setup.prefetch,
+       .audit_every = setup.audit ? 1 : 0});
   ShardedOptimizer optimizer(stack.units(), device, {});
-  const std::vector<float> weight(kBatch * kTokens, 1.0F / (kMicroBatches * kBatch * kTokens));
+  const std::vector<float> weight(kBatch * kTokens,
+                                  1.0F / static_cast<float>(comm.size() * kMicroBatches * kBatch * kTokens));
   Trained result;
   for (int step = 0; step < kSteps; ++step) {
-    comm->reset_ledger();
+    comm.reset_ledger();
     std::vector<MicroBatch> batches;
     for (int m = 0; m < kMicroBatches; ++m) {
       Tensor weights(device.memory, {kBatch, kTokens}, Tag::Workspace);
       device.write(Stream::Compute, weights.fresh<void>(), weight.data(), weights.bytes());
-      batches.push_back({tokens_of(device, step, m, 0), tokens_of(device, step, m, 1), weights,
-                         static_cast<std::uint64_t>(m * kBatch)});
+      const int index = m * comm.size() + comm.rank();
+      batches.push_back({tokens_of(device, step, index, 0), tokens_of(device, step, index, 1), weights,
+                         static_cast<std::uint64_t>(index * kBatch)});
     }
     double loss = 0;
     stack.step(batches, static_cast<std::uint64_t>(step), [&](int, const Tensor& losses) {
       for (const float l : host_copy(device, losses.data(), losses.numel())) loss += static_cast<double>(l);
     });
-    result.losses.push_back(loss);
-    result.norms.push_back(std::sqrt(optimizer.gradient_squares()));
-    for (const double learns : optimizer.nonzero_gradients()) EXPECT_EQ(learns, 1);
+    const double squares = optimizer.gradient_squares();
+    std::vector<double> learns = optimizer.nonzero_gradients();
     result.gradients.clear();
     for (const auto& unit : stack.units())
       for (const ShardUnit::OwnedPiece& piece : unit->normed())
@@ -95,25 +112,100 @@ Trained train(Device& device, TrainSetup setup) {
     optimizer.step(1e-2, 0.5, step + 1);
     for (const auto& unit : stack.units()) unit->parameters_changed();
     for (const auto& unit : stack.units()) unit->finish_refresh();
-    EXPECT_EQ(differences(stack.expected(), comm->ledger().entries()), std::vector<std::string>{});
+    EXPECT_EQ(differences(stack.expected(), comm.ledger().entries()), std::vector<std::string>{});
+
+    std::vector<double> sums = {loss, squares};
+    std::ranges::copy(learns, std::back_inserter(sums));
+    comm.all_reduce(sums, {.unit = "scalars", .pass = Pass::Step});
+    result.losses.push_back(sums[0]);
+    result.norms.push_back(std::sqrt(sums[1]));
+    EXPECT_GE(*std::min_element(sums.begin() + 2, sums.end()), 1) << "a parameter that learns nothing";
   }
   for (const auto& unit : stack.units())
     for (const ShardUnit::OwnedPiece& piece : unit->normed())
       std::ranges::copy(host_copy(device, piece.value, piece.size), std::back_inserter(result.parameters));
+  device.between_ops = {};
   return result;
 }
 
-Trained train_on_cuda(const TrainSetup& setup, std::uint64_t seed = 1) {
-  cuda_emu::Machine machine({.seed = seed, .devices = 1, .guarded = false});
-  Trained result;
-  {
+RanksTrained train_on_cpu(const TrainSetup& setup) {
+  RanksTrained results(static_cast<std::size_t>(setup.ranks));
+  run_ranks(setup.ranks, {}, [&](Communicator& comm) {
+    CpuDevice device;
+    results[static_cast<std::size_t>(comm.rank())] = train(device, comm, setup);
+  });
+  return results;
+}
+
+// NCCL's calls and bytes in a run, over all ranks, from closed forms.
+std::map<std::string, cuda_emu::Counts> expected_collectives(const TrainSetup& setup) {
+  const Model model = model_of(setup);
+  const std::int64_t L = setup.layers, W = setup.ranks, D = setup.slots;
+  const std::int64_t M = setup.order == AccumulationOrder::LayerMajor ? 1 : kMicroBatches;
+  const std::int64_t K = (L + 1) / 2;  // of two segments
+  const std::int64_t block_gathers =
+      setup.policy.policy == "segments" && D < K ? segment_gathers(L, M, D, 2, K) : batch_major_gathers(L, M, D);
+  std::map<std::string, cuda_emu::Counts> all;
+  const auto count = [&](const std::string& name, std::int64_t times, std::int64_t shard, std::int64_t ways) {
+    all[name + " of fp32"].calls += kSteps * W * times;
+    all[name + " of fp32"].bytes += kSteps * W * times * ways * (W - 1) * shard * 4;
+  };
+  for (std::size_t u = 0; u < model.units.size(); ++u) {
+    std::int64_t elements = 0;
+    for (const ParamInfo& p : model.units[u].params) elements += p.shape.numel();
+    const std::int64_t shard = (elements + W - 1) / W;
+    const bool block =
+        std::ranges::any_of(model.blocks, [&](const Part& b) { return b.units[0] == static_cast<int>(u); });
+    // A tied table is used by the lookup and by the head.
+    const std::int64_t uses = model.units[u].name == "wte" && setup.model == "gpt2" ? 2 : 1;
+    const bool once = setup.reduce == ReduceWhen::Once && setup.order == AccumulationOrder::BatchMajor;
+    const std::int64_t reductions = once ? 1 : uses * M;
+    if (setup.strategy == Strategy::None) {
+      count("AllReduce", reductions, shard, 2);
+      continue;
+    }
+    count("ReduceScatter", reductions, shard, 1);
+    if (setup.strategy != Strategy::Full)
+      count("AllGather", 1, shard, 1);
+    else if (!block)
+      count("AllGather", uses * M, shard, 1);
+    else if (u == static_cast<std::size_t>(model.blocks[0].units[0]))
+      count("AllGather", block_gathers, shard, 1);  // of all blocks, which are alike
+  }
+  return all;
+}
+
+RanksTrained train_on_cuda(const TrainSetup& setup, std::uint64_t seed = 1) {
+  const bool nccl = setup.memory == Memory::Nccl;
+  cuda_emu::Machine machine(
+      {.seed = seed, .devices = nccl ? setup.ranks : 1, .guarded = false, .late_collectives = true});
+  RanksTrained results(static_cast<std::size_t>(setup.ranks));
+  if (setup.memory == Memory::OneRank) {
     CudaDevice device(0, 0, 64 << 10);
-    result = train(device, setup);
+    const auto comm = make_single_communicator({});
+    results[0] = train(device, *comm, setup);
+  } else {
+    const auto make = [&](std::unique_ptr<Transport> messages, int rank, int size) {
+      return nccl ? make_nccl_transport(std::move(messages), rank, size)
+                  : make_staged_transport(std::move(messages), rank, size, std::int64_t{2} << 10);
+    };
+    const auto body = [&](Communicator& comm, CudaDevice& device) {
+      results[static_cast<std::size_t>(comm.rank())] = train(device, comm, setup);
+    };
+    run_cuda_ranks(machine, setup.ranks, {}, make, body, nccl ? Gpus::OneEach : Gpus::OneForAll);
   }
   EXPECT_EQ(machine.findings(), std::vector<std::string>{});
-  EXPECT_EQ(machine.used_bytes(0), 0U) << "everything was given back";
+  for (int d = 0; d < (nccl ? setup.ranks : 1); ++d)
+    EXPECT_EQ(machine.used_bytes(d), 0U) << "everything was given back";
   EXPECT_EQ(machine.pinned_bytes(), 0U);
-  return result;
+  EXPECT_EQ(machine.communicators(), 0);
+  const auto expected = nccl ? expected_collectives(setup) : std::map<std::string, cuda_emu::Counts>{};
+  EXPECT_EQ(machine.ledger().collectives.size(), expected.size());
+  for (const auto& [name, counts] : expected) {
+    EXPECT_EQ(machine.ledger().collectives[name].calls, counts.calls) << name;
+    EXPECT_EQ(machine.ledger().collectives[name].bytes, counts.bytes) << name;
+  }
+  return results;
 }
 
 PolicyOptions offloading(PolicyOptions options) {
@@ -121,11 +213,19 @@ PolicyOptions offloading(PolicyOptions options) {
   return options;
 }
 
-class CudaTraining : public ::testing::TestWithParam<const char*> {};
+struct Ranks {
+  const char *name, *model;
+  int ranks;
+  Memory memory;
+  TrainSetup setup() const { return {.model = model, .ranks = ranks, .memory = memory}; }
+};
+void PrintTo(const Ranks& ranks, std::ostream* out) { *out << ranks.name; }
+
+class CudaTraining : public ::testing::TestWithParam<Ranks> {};
 
 TEST_P(CudaTraining, gives_the_same_bits_under_every_policy_and_order_of_its_streams) {
-  TrainSetup setup{.model = GetParam()};
-  const Trained expected = train_on_cuda(setup);
+  TrainSetup setup = GetParam().setup();
+  const RanksTrained expected = train_on_cuda(setup);
   const PolicyOptions policies[] = {{.policy = "none"},
                                     {.policy = "full"},
                                     {.policy = "full", .order = Order::Ahead},
@@ -138,8 +238,8 @@ TEST_P(CudaTraining, gives_the_same_bits_under_every_policy_and_order_of_its_str
   for (int round = 0; round < cuda_emu::testing::seeds(1); ++round, ++seed)  // one more: another seed's way a policy
     for (const PolicyOptions& policy : policies) {
       setup.policy = policy;
-      setup.audit = seed % 2 == 0;
-      setup.slots = seed % 3 == 0 ? 1 : 2;
+      setup.audit = seed % 4 < 2;
+      setup.slots = seed % 2 == 0 || policy.policy == "segments" ? 2 : 1;
       setup.prefetch = setup.slots - 1;
       EXPECT_TRUE(train_on_cuda(setup, seed) == expected) << policy.policy << ", seed " << seed;
       ++seed;
@@ -147,8 +247,8 @@ TEST_P(CudaTraining, gives_the_same_bits_under_every_policy_and_order_of_its_str
 }
 
 TEST_P(CudaTraining, gives_the_same_bits_under_every_strategy) {
-  TrainSetup setup{.model = GetParam()};
-  const Trained expected = train_on_cuda(setup);
+  TrainSetup setup = GetParam().setup();
+  const RanksTrained expected = train_on_cuda(setup);
   for (int seed = 1; seed <= 3 * cuda_emu::testing::seeds(1); ++seed) {
     constexpr std::array kStrategies = {Strategy::Gradients, Strategy::Optimizer, Strategy::None};
     setup.strategy = kStrategies[static_cast<std::size_t>(seed % 3)];
@@ -157,24 +257,64 @@ TEST_P(CudaTraining, gives_the_same_bits_under_every_strategy) {
 }
 
 TEST_P(CudaTraining, follows_the_cpu) {
-  const TrainSetup setup{.model = GetParam()};
-  CpuDevice device;
-  const Trained cpu = train(device, setup), cuda = train_on_cuda(setup);
-  constexpr double kBound = 1e-4;
-  for (int step = 0; step < kSteps; ++step) {
-    const auto s = static_cast<std::size_t>(step);
-    EXPECT_NEAR(cuda.losses[s], cpu.losses[s], kBound * cpu.losses[s]);
-    EXPECT_NEAR(cuda.norms[s], cpu.norms[s], kBound * cpu.norms[s]);
+  for (const AccumulationOrder order : {AccumulationOrder::BatchMajor, AccumulationOrder::LayerMajor}) {
+    TrainSetup setup = GetParam().setup();
+    setup.order = order;
+    setup.policy = {.policy = "full"};
+    const RanksTrained cpu = train_on_cpu(setup), cuda = train_on_cuda(setup);
+    constexpr double kBound = 1e-4;
+    for (int step = 0; step < kSteps; ++step) {
+      const auto s = static_cast<std::size_t>(step);
+      EXPECT_NEAR(cuda[0].losses[s], cpu[0].losses[s], kBound * cpu[0].losses[s]);
+      EXPECT_NEAR(cuda[0].norms[s], cpu[0].norms[s], kBound * cpu[0].norms[s]);
+    }
+    double largest = 0;
+    for (const Trained& rank : cpu)
+      for (const float g : rank.gradients) largest = std::max(largest, std::abs(static_cast<double>(g)));
+    for (std::size_t r = 0; r < cpu.size(); ++r) {
+      ASSERT_EQ(cuda[r].gradients.size(), cpu[r].gradients.size());
+      for (std::size_t i = 0; i < cpu[r].gradients.size(); ++i)
+        ASSERT_NEAR(cuda[r].gradients[i], cpu[r].gradients[i], kBound * largest) << "rank " << r << " element " << i;
+    }
   }
-  double largest = 0;
-  for (const float g : cpu.gradients) largest = std::max(largest, std::abs(static_cast<double>(g)));
-  ASSERT_EQ(cuda.gradients.size(), cpu.gradients.size());
-  for (std::size_t i = 0; i < cpu.gradients.size(); ++i)
-    ASSERT_NEAR(cuda.gradients[i], cpu.gradients[i], kBound * largest) << "element " << i;
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, CudaTraining, ::testing::Values("gpt2", "llama"),
-                         [](const auto& model) { return std::string(model.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaTraining,
+                         ::testing::Values(Ranks{"gpt2_on_one", "gpt2", 1, Memory::OneRank},
+                                           Ranks{"llama_on_one", "llama", 1, Memory::OneRank},
+                                           Ranks{"gpt2_on_two", "gpt2", 2, Memory::Nccl},
+                                           Ranks{"llama_on_four", "llama", 4, Memory::Nccl}),
+                         [](const auto& ranks) { return std::string(ranks.param.name); });
+
+TEST(CudaTraining, communicates_what_the_closed_forms_say) {
+  for (const AccumulationOrder order : {AccumulationOrder::BatchMajor, AccumulationOrder::LayerMajor})
+    for (const int slots : {1, 3}) {
+      TrainSetup setup{.policy = {.policy = "segments", .segments = 2},
+                       .slots = slots,
+                       .prefetch = slots > 1 ? 1 : 0,
+                       .ranks = 2,
+                       .memory = Memory::Nccl,
+                       .order = order,
+                       .reduce = slots == 3 ? ReduceWhen::Once : ReduceWhen::EachMicroBatch,
+                       .layers = 4};
+      train_on_cuda(setup);  // compares
+    }
+}
+
+TEST(CudaTraining, gives_the_bits_of_the_hosts_sums_where_ranks_share_a_gpu) {
+  const RanksTrained nccl =
+      train_on_cuda({.ranks = 2, .memory = Memory::Nccl});  // the emulator's adds in rank order, too
+  TrainSetup staged{.ranks = 2, .memory = Memory::Staged};
+  std::uint64_t seed = 1;
+  for (const PolicyOptions& policy : {PolicyOptions{.policy = "none"}, offloading({.policy = "selective"})})
+    for (const Strategy strategy : {Strategy::Full, Strategy::None}) {
+      staged.policy = policy;
+      staged.strategy = strategy;
+      staged.slots = seed % 2 == 0 ? 2 : 1;
+      EXPECT_TRUE(train_on_cuda(staged, seed++) == nccl)
+          << policy.policy << ", strategy " << static_cast<int>(strategy);
+    }
+}
 
 TEST(CudaTraining, is_refused_by_a_backend_of_the_hosts_memory) {
   const cuda_emu::Machine machine({.devices = 1, .guarded = false});

@@ -19,6 +19,9 @@ struct ncclComm {
   int rank;
   std::int64_t next = 0;
   std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
+  std::shared_ptr<std::int64_t> in_flight = std::make_shared<std::int64_t>(0);
+  std::vector<std::function<void()>> launching{};  // what calls have started and not enqueued yet
+  bool finalizing = false;
 };
 
 namespace {
@@ -113,25 +116,32 @@ void post(ncclComm& comm, Collective collective, const void* send, void* receive
                          round->first_rank, round->text));
   if (s.failing_collective && *s.failing_collective == std::pair(comm.rank, number)) comm.group->failed = true;
   round->parts[static_cast<std::size_t>(comm.rank)] = {send, receive};
-  s.enqueue(stream, text, [round] {
+  const std::shared_ptr<Group> group = comm.group;
+  const std::shared_ptr<bool> aborted = comm.aborted;
+  const std::shared_ptr<std::int64_t> in_flight = comm.in_flight;
+  ++*in_flight;
+  s.enqueue(stream, text, [round, aborted] {
+    if (*aborted) return;
     ++round->arrived;
     cuda_emu::release(round->order.get());
   });
-  const std::shared_ptr<Group> group = comm.group;
-  const std::shared_ptr<bool> aborted = comm.aborted;
   s.enqueue(
       stream, text,
-      [round, group, aborted, number, &s] {
+      [round, group, aborted, in_flight, number, &s] {
+        --*in_flight;
         if (*aborted) return;
         cuda_emu::acquire(round->order.get());
         if (!std::exchange(round->moved, true)) move(*round);
         cuda_emu::release(round->order.get());
-        cuda_emu::Counts& counts = s.ledger.collectives[name_of(round->collective)];
+        cuda_emu::Counts& counts =
+            s.ledger.collectives[fmt::format("{} of {}", name_of(round->collective), name_of(round->type))];
         ++counts.calls;
         counts.bytes += ring_bytes(*round);
         if (++round->left == group->ranks) group->rounds.erase(number);
       },
-      [round, group, aborted] { return *aborted || (!group->failed && round->arrived == group->ranks); });
+      [round, group, aborted] {
+        return *aborted || (!group->failed && !group->aborted && round->arrived == group->ranks);
+      });
 }
 
 ncclResult_t start(ncclComm_t comm, Collective collective, const void* send, void* receive, std::size_t count,
@@ -139,6 +149,13 @@ ncclResult_t start(ncclComm_t comm, Collective collective, const void* send, voi
   if (!comm || *comm->aborted) return ncclInvalidArgument;
   auto later = [=] { post(*comm, collective, send, receive, count, type, stream); };
   cuda_emu::Host& host = state().host();
+  if (!comm->launching.empty() && !host.launches_late)
+    state().report(fmt::format("{} on a communicator that is still in progress", name_of(collective)));
+  if (state().options.late_collectives) {
+    comm->launching.emplace_back(later);
+    host.launches_late = host.group_depth > 0;
+    return host.group_depth > 0 ? ncclSuccess : ncclInProgress;
+  }
   if (host.group_depth > 0)
     host.in_group.emplace_back(later);
   else
@@ -162,11 +179,18 @@ API ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int ran
   if (!config || config->blocking != 0) state().report("ncclCommInitRankConfig that blocks: it could hang");
   const std::shared_ptr<Group> group = state().meetings->group(id.internal, ranks);
   ++group->joined;
-  *comm = new ncclComm{group, rank};
+  *comm = new ncclComm{.group = group, .rank = rank};
+  ++state().communicators;
+  ++state().communicators_made;
   return ncclInProgress;
 }
 API ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
-  const auto waiting = [&] { return comm->group->joined < comm->group->ranks; };
+  if (!comm->launching.empty() && state().draw(2) == 0)
+    for (const auto& launch : std::exchange(comm->launching, {})) launch();
+  const auto waiting = [&] {
+    return comm->group->joined < comm->group->ranks || !comm->launching.empty() ||
+           (comm->finalizing && *comm->in_flight > 0);
+  };
   const bool hopeless = waiting() && !state().poll("ncclCommGetAsyncError");
   *error = comm->group->failed ? ncclRemoteError
            : hopeless          ? ncclSystemError
@@ -175,13 +199,19 @@ API ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   return ncclSuccess;
 }
 API ncclCommAbort(ncclComm_t comm) {
-  *comm->aborted = true;
+  *comm->aborted = comm->group->aborted = true;
   delete comm;
+  --state().communicators;
   return ncclSuccess;
 }
-API ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
+API ncclCommFinalize(ncclComm_t comm) {
+  comm->finalizing = true;
+  return ncclInProgress;
+}
 API ncclCommDestroy(ncclComm_t comm) {
+  if (*comm->in_flight > 0) state().report("ncclCommDestroy of a communicator with collectives in flight");
   delete comm;
+  --state().communicators;
   return ncclSuccess;
 }
 extern "C" const char* ncclGetErrorString(ncclResult_t result) {
@@ -215,6 +245,7 @@ API ncclGroupStart() {
 API ncclGroupEnd() {
   cuda_emu::Host& host = state().host();
   if (--host.group_depth > 0) return ncclSuccess;
+  if (std::exchange(host.launches_late, false)) return ncclInProgress;
   for (const auto& later : std::exchange(host.in_group, {})) later();
   return ncclSuccess;
 }

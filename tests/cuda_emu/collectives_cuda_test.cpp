@@ -58,10 +58,10 @@ TEST_P(Collectives, gather_in_place_and_reduce_in_rank_order) {
     EXPECT_EQ(download(full, 12, stream)[11], 44.0F);
   });
   expect_findings(machine, {});
-  EXPECT_EQ(machine.ledger().collectives.at("AllGather").calls, 4);
-  EXPECT_EQ(machine.ledger().collectives.at("AllGather").bytes, 4 * 3 * 12);
-  EXPECT_EQ(machine.ledger().collectives.at("ReduceScatter").bytes, 4 * 3 * 12);
-  EXPECT_EQ(machine.ledger().collectives.at("AllReduce").bytes, 4 * 2 * 48 * 3 / 4);
+  EXPECT_EQ(machine.ledger().collectives.at("AllGather of fp32").calls, 4);
+  EXPECT_EQ(machine.ledger().collectives.at("AllGather of fp32").bytes, 4 * 3 * 12);
+  EXPECT_EQ(machine.ledger().collectives.at("ReduceScatter of fp32").bytes, 4 * 3 * 12);
+  EXPECT_EQ(machine.ledger().collectives.at("AllReduce of fp32").bytes, 4 * 2 * 48 * 3 / 4);
 }
 
 TEST_P(Collectives, a_reader_that_does_not_wait_for_the_gather_reads_too_early) {

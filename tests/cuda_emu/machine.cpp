@@ -28,6 +28,8 @@ std::size_t Machine::pinned_bytes() const {
   for (const auto& [data, bytes] : state_->pinned) sum += bytes;
   return sum;
 }
+int Machine::communicators() const { return state_->communicators; }
+int Machine::communicators_made() const { return state_->communicators_made; }
 void Machine::fail_collective(int rank, std::int64_t n) { state_->failing_collective.emplace(rank, n); }
 
 void Machine::run_ranks(int ranks, const std::function<void(int)>& body) {

@@ -22,6 +22,9 @@ struct Options {
   std::size_t capacity = std::size_t{256} << 20;  // of each device
   ThreadOrder order = ThreadOrder::Forward;
   bool guarded = true;  // a host that follows a device pointer dies at once; costs system calls with every task
+  std::int64_t most_vain_polls = 100'000;  // of a host while nothing runs; then that is called a deadlock
+  // NCCL's calls return before they have enqueued anything, as they may: what they have started, polls go on with.
+  bool late_collectives = false;
 };
 
 // What one kernel did, over all its launches. Bytes are those that its loads and stores were asked for (an atomic is
@@ -35,9 +38,10 @@ struct Counts {
 };
 struct Ledger {
   std::map<std::string, KernelCounts> kernels;
-  std::map<std::string, Counts> copies;       // "host to device", "device to device", "device to host", "set"
-  std::map<std::string, Counts> collectives;  // by NCCL's name; bytes that a ring sends, summed over ranks
-  Counts products;                            // cuBLAS; bytes of the three matrices
+  std::map<std::string, Counts> copies;  // "host to device", "device to device", "device to host", "set"
+  // By NCCL's name and the element type, "AllGather of fp32"; bytes that a ring sends, summed over ranks.
+  std::map<std::string, Counts> collectives;
+  Counts products;  // cuBLAS; bytes of the three matrices
   Counts allocations;
 };
 
@@ -56,6 +60,8 @@ class Machine {
   std::size_t used_bytes(int device) const;
   std::size_t peak_bytes(int device) const;
   std::size_t pinned_bytes() const;
+  int communicators() const;       // of NCCL that are neither destroyed nor aborted
+  int communicators_made() const;  // so far
 
   // The n-th collective (from 0) of this rank of a communicator ends with ncclRemoteError, as when a peer is gone.
   void fail_collective(int rank, std::int64_t n);

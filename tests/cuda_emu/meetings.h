@@ -31,7 +31,7 @@ struct Round {
 
 struct Group {
   int ranks = 0, joined = 0;
-  bool failed = false;
+  bool failed = false, aborted = false;  // aborted: by any rank; the others' collectives never end
   std::map<std::int64_t, std::shared_ptr<Round>> rounds;
 };
 

@@ -112,6 +112,13 @@ API cudaGetDevice(int* device) {
   *device = state().host().device;
   return cudaSuccess;
 }
+API cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  if (device < 0 || device >= static_cast<int>(state().devices.size())) return failed(cudaErrorInvalidDevice);
+  *properties = {};
+  std::strcpy(properties->name, "emulated GPU");
+  properties->uuid.bytes[0] = static_cast<char>(device);
+  return cudaSuccess;
+}
 API cudaDeviceSynchronize() {
   cudaError_t result = cudaSuccess;
   for (CUstream_st* stream : std::vector(state().streams))

@@ -156,8 +156,7 @@ void State::let_others_go_on() {
 }
 
 bool State::poll(const std::string& who) {
-  constexpr std::int64_t kMostVainPolls = 100'000;
-  if (!dead && ++vain_polls > kMostVainPolls) {
+  if (!dead && ++vain_polls > options.most_vain_polls) {
     host().waits_in = who;
     give_up(who);
   }

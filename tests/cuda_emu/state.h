@@ -93,6 +93,7 @@ struct Host {
   cudaError_t last_error = cudaSuccess;
   int group_depth = 0;                          // of ncclGroupStart
   std::vector<std::function<void()>> in_group;  // posted by ncclGroupEnd
+  bool launches_late = false;                   // in this group, which ncclGroupEnd leaves in progress
 };
 
 struct State {
@@ -111,6 +112,7 @@ struct State {
   std::optional<std::pair<int, std::int64_t>> failing_collective;
   std::vector<std::unique_ptr<CUevent_st>> events;        // all that there ever were: a stale handle
   std::vector<std::unique_ptr<CUstream_st>> all_streams;  // is recognised, and leaks nothing
+  int communicators = 0, communicators_made = 0;
 
   void report(std::string finding) { findings.push_back(std::move(finding)); }
   std::uint64_t draw(std::uint64_t below) { return random() % below; }

@@ -87,7 +87,7 @@ TEST_P(CommunicatorConformance, ReduceScatterAddsContributionsInRankOrder) {
   run([](Communicator& c) {
     bool order_shows = false;
     for (const std::int64_t shard : {0, 1, 5, 1001, 20011}) {
-      const std::vector<float> full = numbers(c.rank(), c.size() * shard);
+      std::vector<float> full = numbers(c.rank(), c.size() * shard);
       std::vector<float> owned = numbers(100 + c.rank(), shard), expected = owned;
       const std::vector<float> sum = sums(c.size(), c.rank() * shard, shard);
       for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -156,7 +156,7 @@ TEST_P(CommunicatorConformance, ChunkSizesDoNotChangeBits) {
     SimOptions options;
     options.chunk_bytes = chunk;
     run(options, [](Communicator& c) {
-      const std::vector<float> full = numbers(c.rank(), c.size() * 3001);
+      std::vector<float> full = numbers(c.rank(), c.size() * 3001);
       std::vector<float> owned(3001);
       c.reduce_scatter(full.data(), owned.data(), 3001, kLabel).wait();
       EXPECT_TRUE(same_bits(owned, sums(c.size(), c.rank() * 3001, 3001)));

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "tests/dist/communicator_conformance.h"
+#include "tests/dist/outcome.h"
 
 namespace regather::conformance {
 namespace {
@@ -21,40 +22,11 @@ Backend sim(int ranks, std::chrono::microseconds delay = {}) {
 INSTANTIATE_TEST_SUITE_P(Sim, CommunicatorConformance,
                          testing::Values(sim(1), sim(2), sim(3), sim(4), sim(8), sim(3, 200us)), name_of_backend);
 
-// Runs and returns the error of every rank, in words; the run's error is the last.
-struct Outcome {
-  std::vector<std::string> texts;
-  std::vector<ExitCode> codes;
-  std::vector<int> failed_peer;  // -1: not a PeerFailed
-  std::string thrown;
-  double seconds = 0;
-};
 Outcome run_failing(int ranks, const SimOptions& options, const std::function<void(Communicator&)>& body) {
-  Outcome outcome;
-  const std::size_t n = static_cast<std::size_t>(ranks);
-  outcome.texts.resize(n);
-  outcome.codes.resize(n, ExitCode::Done);
-  outcome.failed_peer.resize(n, -1);
-  const auto begun = std::chrono::steady_clock::now();
-  try {
-    run_ranks(ranks, options, [&](Communicator& c) {
-      const std::size_t at = static_cast<std::size_t>(c.rank());
-      try {
-        body(c);
-      } catch (const Error& e) {
-        outcome.texts[at] = e.what();
-        outcome.codes[at] = e.code();
-        if (const auto* peer = dynamic_cast<const PeerFailed*>(&e)) outcome.failed_peer[at] = peer->rank();
-        throw;
-      }
-    });
-  } catch (const std::exception& e) {
-    outcome.thrown = e.what();
-  }
-  outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
-  return outcome;
+  return {ranks, [&](const Outcome::Note& note) {
+            run_ranks(ranks, options, [&](Communicator& c) { note(c.rank(), [&] { body(c); }); });
+          }};
 }
-bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
 void gather(Communicator& c, std::int64_t shard, const Label& label = kLabel) {
   std::vector<float> data(static_cast<std::size_t>(c.size() * shard));
