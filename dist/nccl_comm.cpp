@@ -12,8 +12,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <exception>
+#include <future>
 #include <optional>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "dist/gpu_transports.h"
@@ -28,7 +32,8 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kReasonGrace = 1s;    // for the word of the rank whose end broke NCCL
-constexpr auto kFinishTimeout = 5s;  // of the last bytes of a communicator that ends in order
+constexpr auto kFinishTimeout = 5s;  // of a communicator's end, with its last bytes or without them
+constexpr auto kAbortGrace = 300ms;
 
 ncclDataType_t nccl_type(DType dtype) {
   switch (dtype) {
@@ -60,7 +65,10 @@ class NcclTransport final : public OverTransport {
  public:
   NcclTransport(std::unique_ptr<Transport> messages, int rank, int size)
       : OverTransport(std::move(messages)), rank_(rank), size_(size) {}
-  ~NcclTransport() override { end(); }
+  ~NcclTransport() override {
+    end();
+    if (aborted_.valid()) aborted_.wait_for(kFinishTimeout);
+  }
 
   std::unique_ptr<Transfer> all_gather(std::span<const GatherBuffer> buffers, const TransferCall& call) override;
   std::unique_ptr<Transfer> reduce_scatter(float* full, float* owned, std::int64_t shard,
@@ -92,36 +100,32 @@ class NcclTransport final : public OverTransport {
   std::int64_t exchanges_ = 0;
   ncclComm_t comm_ = nullptr;
   std::optional<Clock::time_point> broken_since_;
+  std::future<void> aborted_;
   int exceptions_ = std::uncaught_exceptions();
-  std::shared_ptr<int> under_way_ = std::make_shared<int>(0);  // collectives that the device is at
+  std::shared_ptr<std::deque<const Flight*>> order_ = std::make_shared<std::deque<const Flight*>>();
 };
 
-// Between two events of its stream: before the first, the device is at work on what comes before.
+// Between two events of its stream. NCCL runs the collectives of a communicator one after the other, whatever their
+// streams; so it is the oldest that waits for other ranks, once the device is through with what comes before it.
 class NcclTransport::Flight final : public Transfer {
  public:
   Flight(NcclTransport& transport, Event begun, Event ended)
-      : transport_(transport), under_way_(transport.under_way_), begun_(std::move(begun)), ended_(std::move(ended)) {}
-  ~Flight() override {
-    if (counted_) --*under_way_;
+      : transport_(transport), order_(transport.order_), begun_(std::move(begun)), ended_(std::move(ended)) {
+    order_->push_back(this);
   }
+  ~Flight() override { std::erase(*order_, this); }
   TransferProgress poll() override {
     if (transport_.broken()) return TransferProgress::None;
     if (ended_.done()) return TransferProgress::Done;
-    if (counted_) return TransferProgress::None;
-    if (begun_.done()) {
-      counted_ = true;
-      ++*under_way_;
-      return TransferProgress::Some;
-    }
-    return *under_way_ > 0 ? TransferProgress::None : TransferProgress::Queued;
+    if (order_->front() != this) return TransferProgress::None;
+    return begun_.done() ? TransferProgress::None : TransferProgress::Queued;
   }
   Event enqueued() const override { return ended_; }
 
  private:
   NcclTransport& transport_;
-  std::shared_ptr<int> under_way_;
+  std::shared_ptr<std::deque<const Flight*>> order_;  // of those in flight; outlives the transport
   Event begun_, ended_;
-  bool counted_ = false;
 };
 
 void NcclTransport::fail(ncclResult_t result, const char* call) const {
@@ -205,10 +209,23 @@ void NcclTransport::make_communicator(int index) {
   settle(ncclCommInitRankConfig(&comm_, size_, id, rank_, &config), "ncclCommInitRankConfig", "start of NCCL");
 }
 
+// ncclCommAbort makes the device give up what is in flight, at once; but NCCL may wait in it for the other ranks of
+// this node to do the same. They will when they hear of the failure, which this rank has yet to tell, and one that is
+// gone never will. So it has a thread of its own. Of its errors there is nobody to tell: another one is on its way.
 void NcclTransport::stop() noexcept {
   if (!comm_) return;
-  static_cast<void>(ncclCommAbort(comm_));  // of an error there is nobody to tell: another one is on its way
-  comm_ = nullptr;
+  const ncclComm_t comm = std::exchange(comm_, nullptr);
+  try {
+    std::promise<void> done;
+    aborted_ = done.get_future();
+    std::thread([comm, promise = std::move(done)]() mutable {
+      static_cast<void>(ncclCommAbort(comm));
+      promise.set_value();
+    }).detach();
+    aborted_.wait_for(kAbortGrace);
+  } catch (...) {  // there are no more threads
+    static_cast<void>(ncclCommAbort(comm));
+  }
 }
 
 // What other ranks still receive of this one's goes out, if all is in order; nobody is waited for longer than that.

@@ -175,6 +175,33 @@ std::map<std::string, cuda_emu::Counts> expected_collectives(const TrainSetup& s
   return all;
 }
 
+// Copies on the device in a run, over all ranks: this rank's part into each slot, and, once a step, the vectors of a
+// block that is evicted and used again.
+std::int64_t expected_device_copies(TrainSetup setup) {
+  if (setup.strategy != Strategy::Full) return 0;
+  const Model model = model_of(setup);
+  setup.policy.marks = marks_of(model);
+  PartUnits units{.blocks = {}, .embedding = model.embedding.units, .head = model.head.units};
+  for (const Part& block : model.blocks) units.blocks.push_back(block.units);
+  const StepPlan plan = make_step_plan(units, static_cast<int>(model.units.size()),
+                                       {.micro_batches = kMicroBatches,
+                                        .segments = make_checkpoint_plan(setup.policy, setup.layers).segments,
+                                        .slots = setup.slots,
+                                        .order = setup.order,
+                                        .reduce = setup.reduce});
+  std::vector<int> gathers(model.units.size());
+  for (const StepPlan::Entry& entry : plan.entries)
+    for (const int unit : entry.gathers) ++gathers[static_cast<std::size_t>(unit)];
+  std::int64_t copies = 0;
+  for (std::size_t u = 0; u < gathers.size(); ++u) {
+    copies += gathers[u];
+    const bool block = std::ranges::any_of(units.blocks, [&](const auto& b) { return b[0] == static_cast<int>(u); });
+    if (block && gathers[u] > 1)
+      copies += std::ranges::count_if(model.units[u].params, [](const ParamInfo& p) { return p.shape.ndim() == 1; });
+  }
+  return kSteps * setup.ranks * copies;
+}
+
 RanksTrained train_on_cuda(const TrainSetup& setup, std::uint64_t seed = 1) {
   const bool nccl = setup.memory == Memory::Nccl;
   cuda_emu::Machine machine(
@@ -199,6 +226,7 @@ RanksTrained train_on_cuda(const TrainSetup& setup, std::uint64_t seed = 1) {
     EXPECT_EQ(machine.used_bytes(d), 0U) << "everything was given back";
   EXPECT_EQ(machine.pinned_bytes(), 0U);
   EXPECT_EQ(machine.communicators(), 0);
+  EXPECT_EQ(machine.ledger().copies["device to device"].calls, expected_device_copies(setup));
   const auto expected = nccl ? expected_collectives(setup) : std::map<std::string, cuda_emu::Counts>{};
   EXPECT_EQ(machine.ledger().collectives.size(), expected.size());
   for (const auto& [name, counts] : expected) {

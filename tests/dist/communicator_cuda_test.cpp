@@ -202,6 +202,30 @@ TEST_P(GpuFailure, of_a_live_rank_to_come_is_noticed_by_the_timeout) {
   EXPECT_EQ(o.failed_peer[1], 0);
 }
 
+TEST_P(GpuFailure, is_not_that_a_device_works_for_longer_than_the_timeout) {
+  Event worked;
+  std::atomic<bool> enqueued = false;
+  SimOptions options;
+  options.timeout = 50ms;
+  std::chrono::steady_clock::duration took{};
+  const Outcome o = run(
+      [&](Communicator& c, CudaDevice& device) {
+        const auto begun = std::chrono::steady_clock::now();
+        const Buffer work(device.memory, std::int64_t{1} << 20, Tag::Workspace);
+        if (c.rank() == 0) {
+          for (int i = 0; i < 1500; ++i) device.zero(Stream::Compute, work.data(), work.bytes());
+          worked = device.record(Stream::Compute);
+          enqueued = true;
+        }
+        while (c.rank() == 1 && !(enqueued && worked.done())) cuda_emu::yield();
+        Gather(c, device).read_in_order_of_compute(device);
+        if (c.rank() == 0) took = std::chrono::steady_clock::now() - begun;
+      },
+      options);
+  EXPECT_EQ(o.thrown, "");
+  EXPECT_GT(took, 2 * options.timeout);
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, GpuFailure, ::testing::Values("nccl", "staged"),
                          [](const auto& backend) { return std::string(backend.param); });
 
