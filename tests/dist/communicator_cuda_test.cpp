@@ -5,6 +5,7 @@
 #include "tests/dist/cuda_ranks.h"
 #include "tests/dist/outcome.h"
 #include "tests/dist/through_device.h"
+#include "tests/tensor/cuda/on_device.h"
 
 namespace regather::conformance {
 namespace {
@@ -124,6 +125,26 @@ TEST(Staged, pinned_memory_is_two_pieces_a_lane) {
       Gpus::OneForAll);
 }
 
+TEST(Staged, sums_in_flight_into_one_place_are_added_one_after_the_other) {
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    cuda_emu::Machine machine({.seed = seed, .devices = 1});
+    const auto body = [&](Communicator& c, CudaDevice& device) {
+      c.use_memory_of(device);
+      const std::vector<float> ones(2 * kShard, 1.0F), twos(2 * kShard, 2.0F);
+      const Buffer a = regather::testing::on_device(device, ones), b = regather::testing::on_device(device, twos),
+                   sum = regather::testing::on_device(device, {ones.begin(), ones.begin() + kShard});
+      device.wait(Stream::Reduce, device.record(Stream::Compute));
+      const Event first = c.reduce_scatter(a.data<float>(), sum.data<float>(), kShard, kLabel);
+      const Event second = c.reduce_scatter(b.data<float>(), sum.data<float>(), kShard, kLabel);
+      first.wait();
+      second.wait();
+      EXPECT_EQ(regather::testing::on_host(device, sum), std::vector<float>(kShard, 1.0F + 2.0F + 4.0F));
+    };
+    run_cuda_ranks(machine, 2, {}, make_staged, body, Gpus::OneForAll);
+    EXPECT_EQ(machine.findings(), kNone);
+  }
+}
+
 // ---- failures -------------------------------------------------------------------------------------------------------
 
 using Body = std::function<void(Communicator&, CudaDevice&)>;
@@ -187,6 +208,7 @@ TEST_P(GpuFailure, of_a_live_rank_to_come_is_noticed_by_the_timeout) {
           cuda_emu::yield();
         }
         try {
+          const Gather first(c, device);  // of two: the younger one does not make the wait look alive
           Gather(c, device).read_in_order_of_compute(device);
         } catch (...) {
           over = true;
