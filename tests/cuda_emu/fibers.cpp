@@ -1,6 +1,7 @@
 #include "tests/cuda_emu/fibers.h"
 
 #include <boost/context/protected_fixedsize_stack.hpp>
+#include <optional>
 
 #include "tests/cuda_emu/sanitizers.h"
 
@@ -30,12 +31,15 @@ struct KnownStack {
 FiberPool::FiberPool() = default;
 FiberPool::~FiberPool() {
   stopping_ = true;
-  for (Fiber* fiber : idle_) resume(*fiber);
+  for (Fiber* fiber : idle_)
+    if (fiber->context) resume(*fiber);
 }
 
 FiberPool::Fiber& FiberPool::idle_fiber() {
-  if (idle_.empty()) {
-    Fiber& fiber = *all_.emplace_back(std::make_unique<Fiber>());
+  if (idle_.empty()) idle_.push_back(all_.emplace_back(std::make_unique<Fiber>()).get());
+  Fiber& fiber = *idle_.back();
+  idle_.pop_back();
+  if (!fiber.context)
     fiber.context = boost::context::fiber(std::allocator_arg, KnownStack{&fiber}, [this, &fiber](auto&& scheduler) {
       entered_stack(nullptr, &scheduler_bottom_, &scheduler_bytes_);
       scheduler_ = std::move(scheduler);
@@ -43,19 +47,23 @@ FiberPool::Fiber& FiberPool::idle_fiber() {
       leaving_stack(nullptr, scheduler_bottom_, scheduler_bytes_);
       return std::move(scheduler_);
     });
-    return fiber;
-  }
-  Fiber& fiber = *idle_.back();
-  idle_.pop_back();
   return fiber;
 }
 
+// A CUDA thread that is one of ThreadSanitizer's threads is also one that uses this stack: it would take what another
+// does there for a race. So such a one has a stack of its own. Others are in their stream, which is Unseen already.
 void FiberPool::main_of(Fiber& fiber) {
   for (; !stopping_; wait()) {
-    fiber.work();
-    fiber.work = nullptr;
-    fiber.sanitizer = nullptr;  // that CUDA thread has ended
-    idle_.push_back(&fiber);
+    const bool apart = fiber.sanitizer != nullptr;
+    {
+      std::optional<Unseen> unseen;
+      if (apart) unseen.emplace();
+      fiber.work();
+      fiber.work = nullptr;
+      fiber.sanitizer = nullptr;  // that CUDA thread has ended
+      idle_.push_back(&fiber);
+    }
+    if (apart) return switch_fiber(scheduler_sanitizer_);
   }
 }
 
@@ -70,7 +78,7 @@ void FiberPool::resume(Fiber& fiber) {
 
 void FiberPool::wait() {
   Fiber& me = *running_;
-  switch_fiber(scheduler_sanitizer_);
+  if (me.sanitizer) switch_fiber(scheduler_sanitizer_);
   leaving_stack(&me.fake_stack, scheduler_bottom_, scheduler_bytes_);
   scheduler_ = std::move(scheduler_).resume();
   entered_stack(me.fake_stack, &scheduler_bottom_, &scheduler_bytes_);

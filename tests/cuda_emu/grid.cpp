@@ -44,6 +44,7 @@ void Grid::arrange(std::vector<std::size_t>& order) {
 }
 
 void Grid::begin_block(std::size_t number) {
+  apart_ = kThreadSanitizer && begun_++ < state_.options.blocks_apart;
   const uint3 block{static_cast<unsigned>(number % grid_.x), static_cast<unsigned>(number / grid_.x % grid_.y),
                     static_cast<unsigned>(number / grid_.x / grid_.y)};
   for (std::size_t t = 0; t < threads_.size(); ++t) {
@@ -56,7 +57,7 @@ void Grid::begin_block(std::size_t number) {
                            static_cast<int>(t),
                            static_cast<int>(t % 32),
                            static_cast<int>(t / 32)};
-    threads_[t].sanitizer = new_fiber();
+    if (apart_) threads_[t].sanitizer = new_fiber();
   }
   warps_.clear();
   warps_.resize((threads_.size() + 31) / 32);
@@ -104,13 +105,14 @@ void Grid::run_block(std::size_t number, const std::vector<std::size_t>& order) 
   }
   count_sectors();
   shared_.clear();
-  for (Thread& thread : threads_) delete_fiber(thread.sanitizer);
+  for (Thread& thread : threads_)
+    if (apart_) delete_fiber(thread.sanitizer);
 }
 
-// Under ThreadSanitizer every CUDA thread is a fiber of its own; elsewhere those that never wait share one.
+// Where ThreadSanitizer tells CUDA threads apart each is a fiber of its own; elsewhere those that never wait share one.
 void Grid::run_threads_from(std::size_t index) {
   run_thread(index);
-  while (!kThreadSanitizer && next_ < order_->size()) {
+  while (!apart_ && next_ < order_->size()) {
     const std::size_t t = (*order_)[next_++];
     threads_[t].fiber = threads_[index].fiber;
     run_thread(t);
@@ -123,6 +125,7 @@ void Grid::run_thread(std::size_t index) {
   thread.state = ThreadState::Ready;
   acquire(&orders_[kStart]);
   try {
+    const Seen seen;
     if (!abandoned_) body_();
   } catch (const Abandoned&) {
   }

@@ -129,6 +129,8 @@ class Grid {
   std::size_t next_ = 0;                                                // in *order_
   std::unique_ptr<char[]> orders_ = std::make_unique<char[]>(kOrders);  // of this launch alone
   bool abandoned_ = false;
+  int begun_ = 0;       // blocks
+  bool apart_ = false;  // every thread of this block is one of ThreadSanitizer's
   // The barrier.
   std::size_t live_ = 0, arrived_ = 0;
   unsigned generation_ = 0;

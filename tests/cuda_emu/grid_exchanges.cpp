@@ -84,9 +84,16 @@ unsigned Grid::exchange(unsigned mask, std::uint64_t mine, Place place, bool ord
 
 // ---- what device code calls -----------------------------------------------------------------------------------------
 
-bool block_barrier(Vote vote, bool mine, Place place) { return Grid::running().block_barrier(vote, mine, place); }
-void warp_barrier(unsigned mask, Place place) { Grid::running().exchange(mask, 0, place, true); }
+bool block_barrier(Vote vote, bool mine, Place place) {
+  const Unseen unseen;
+  return Grid::running().block_barrier(vote, mine, place);
+}
+void warp_barrier(unsigned mask, Place place) {
+  const Unseen unseen;
+  Grid::running().exchange(mask, 0, place, true);
+}
 std::uint64_t warp_read(unsigned mask, std::uint64_t mine, int lane, Place place) {
+  const Unseen unseen;
   Grid& grid = Grid::running();
   const unsigned now = grid.exchange(mask, mine, place, false), existing = grid.existing_lanes();
   if (lane < 0 || lane > 31 || (mask >> lane & 1U) == 0)
@@ -98,6 +105,7 @@ std::uint64_t warp_read(unsigned mask, std::uint64_t mine, int lane, Place place
   return grid.value_of(now, lane);
 }
 unsigned warp_ballot(unsigned mask, bool mine, Place place) {
+  const Unseen unseen;
   Grid& grid = Grid::running();
   const unsigned now = grid.exchange(mask, mine ? 1 : 0, place, false), voters = mask & grid.existing_lanes();
   unsigned votes = 0;

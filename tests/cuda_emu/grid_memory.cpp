@@ -101,9 +101,16 @@ void Grid::count_sectors() {
 
 // Load and store are inlined: where this returns to is the access in the kernel.
 void count_access(Access access, const void* data, std::size_t bytes) {
+  const Unseen unseen;
   Grid::running().count_access(access, data, bytes, __builtin_return_address(0));
 }
-void* shared_memory(const void* key, std::size_t bytes) { return Grid::running().shared_memory(key, bytes); }
-void* dynamic_shared_memory() { return Grid::running().dynamic_shared_memory(); }
+void* shared_memory(const void* key, std::size_t bytes) {
+  const Unseen unseen;
+  return Grid::running().shared_memory(key, bytes);
+}
+void* dynamic_shared_memory() {
+  const Unseen unseen;
+  return Grid::running().dynamic_shared_memory();
+}
 
 }  // namespace cuda_emu

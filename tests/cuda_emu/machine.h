@@ -21,6 +21,8 @@ struct Options {
   int devices = 8;
   std::size_t capacity = std::size_t{256} << 20;  // of each device
   ThreadOrder order = ThreadOrder::Forward;
+  int blocks_apart =
+      2;  // of a launch: their threads are told apart by ThreadSanitizer, at 1 ms each; others are their stream
   bool guarded = true;  // a host that follows a device pointer dies at once; costs system calls with every task
   std::int64_t most_vain_polls = 100'000;  // of a host while nothing runs; then that is called a deadlock
   // NCCL's calls return before they have enqueued anything, as they may: what they have started, polls go on with.

@@ -66,6 +66,11 @@ const std::pair<const char* const, DeviceMemory::Block>* DeviceMemory::block_at(
   return after == blocks_.begin() ? nullptr : &*std::prev(after);
 }
 
+std::size_t DeviceMemory::size_of(const void* data) const {
+  const auto found = blocks_.find(static_cast<const char*>(data));
+  return found != blocks_.end() && found->second.live ? found->second.bytes : 0;
+}
+
 std::string DeviceMemory::release(void* data) {
   const auto* found = block_at(data);
   if (!found || found->first != data) return "free of a pointer that was not allocated";

@@ -150,11 +150,17 @@ API cudaFree(void* data) {
 API cudaMallocAsync(void** data, std::size_t bytes, cudaStream_t stream) {
   const cudaError_t result = allocate(data, bytes, stream->device);
   if (result == cudaSuccess)
-    state().enqueue(stream, __func__, [block = *data, device = stream->device] { memory_of(device).fill(block); });
+    state().enqueue(stream, __func__, [block = *data, bytes, device = stream->device] {
+      cuda_emu::will_write(block, bytes);
+      memory_of(device).fill(block);
+    });
   return result;
 }
 API cudaFreeAsync(void* data, cudaStream_t stream) {
-  state().enqueue(stream, __func__, [data] { free_block(data); });
+  state().enqueue(stream, __func__, [data, &memory = memory_of(stream->device)] {
+    cuda_emu::will_write(data, memory.size_of(data));
+    free_block(data);
+  });
   return cudaSuccess;
 }
 API cudaMallocFromPoolAsync(void** data, std::size_t bytes, cudaMemPool_t, cudaStream_t stream) {

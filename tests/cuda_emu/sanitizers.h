@@ -1,7 +1,8 @@
 // What ThreadSanitizer and AddressSanitizer are told about emulated devices, and nothing in builds without them.
 // Invariant: the emulator's own code is not instrumented, so every ordering that ThreadSanitizer knows of comes from
 // the calls made here: enqueueing, events, host waits, collectives, barriers. Kernels and the code under test are
-// instrumented.
+// instrumented. What streams and CUDA threads do in the emulator is Unseen: copying and allocating, which are calls
+// that ThreadSanitizer replaces, too; what they access for the program is said by will_read and will_write.
 #pragma once
 #include <cstddef>
 
@@ -15,6 +16,8 @@ void __tsan_acquire(void* object);
 void __tsan_release(void* object);
 void __tsan_read_range(void* data, std::size_t bytes);
 void __tsan_write_range(void* data, std::size_t bytes);
+void __tsan_ignore_thread_begin();
+void __tsan_ignore_thread_end();
 }
 #endif
 #if defined(CUDA_EMU_ADDRESS)
@@ -36,8 +39,27 @@ inline void delete_fiber(void* fiber) { __tsan_destroy_fiber(fiber); }
 inline void switch_fiber(void* fiber) { __tsan_switch_to_fiber(fiber, 1); }  // 1: the switch orders nothing
 inline void acquire(const void* object) { __tsan_acquire(const_cast<void*>(object)); }
 inline void release(const void* object) { __tsan_release(const_cast<void*>(object)); }
-inline void will_read(const void* data, std::size_t bytes) { __tsan_read_range(const_cast<void*>(data), bytes); }
-inline void will_write(void* data, std::size_t bytes) { __tsan_write_range(data, bytes); }
+struct Unseen {
+  Unseen() { __tsan_ignore_thread_begin(); }
+  ~Unseen() { __tsan_ignore_thread_end(); }
+  Unseen(const Unseen&) = delete;
+  Unseen& operator=(const Unseen&) = delete;
+};
+struct Seen {  // inside of Unseen
+  Seen() { __tsan_ignore_thread_end(); }
+  ~Seen() { __tsan_ignore_thread_begin(); }
+  Seen(const Seen&) = delete;
+  Seen& operator=(const Seen&) = delete;
+};
+// Of a stream's work.
+inline void will_read(const void* data, std::size_t bytes) {
+  const Seen seen;
+  __tsan_read_range(const_cast<void*>(data), bytes);
+}
+inline void will_write(void* data, std::size_t bytes) {
+  const Seen seen;
+  __tsan_write_range(data, bytes);
+}
 #else
 inline constexpr bool kThreadSanitizer = false;
 inline void* this_fiber() { return nullptr; }
@@ -46,6 +68,11 @@ inline void delete_fiber(void*) {}
 inline void switch_fiber(void*) {}
 inline void acquire(const void*) {}
 inline void release(const void*) {}
+struct Unseen {
+  Unseen() {}  // not trivial: used as a scope
+  ~Unseen() {}
+};
+using Seen = Unseen;
 inline void will_read(const void*, std::size_t) {}
 inline void will_write(void*, std::size_t) {}
 #endif

@@ -82,14 +82,16 @@ void State::run_task(CUstream_st& stream) {
   stream.tasks.pop_front();
   void* const here = this_fiber();
   switch_fiber(stream.fiber);
-  acquire(task.enqueued.get());
-  for (const auto& device : devices) device->open();
-  if (task.run) task.run();
-  for (const auto& device : devices) device->close();
-  stream.done = task.sequence;
-  task.run = nullptr;  // what it holds ends in the stream's own context
-  task.ready = nullptr;
-  release(&stream);
+  {
+    const Unseen unseen;
+    acquire(task.enqueued.get());
+    for (const auto& device : devices) device->open();
+    if (task.run) task.run();
+    for (const auto& device : devices) device->close();
+    stream.done = task.sequence;
+    task = {};  // what it holds ends in the stream's own context
+    release(&stream);
+  }
   switch_fiber(here);
   if (stream.destroyed && stream.tasks.empty()) retire(stream);
 }

@@ -62,6 +62,7 @@ class DeviceMemory {
   std::string release(void* data);
   std::string find_fault(const void* data, std::size_t bytes) const;
   bool contains(const void* data) const;
+  std::size_t size_of(const void* data) const;  // of the live block that begins there; 0: there is none
   void open();
   void close();
 

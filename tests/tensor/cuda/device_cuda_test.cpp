@@ -24,7 +24,7 @@ const std::vector<std::string> kNone{};
 class CudaDevices : public ::testing::Test {
  protected:
   ~CudaDevices() override { EXPECT_EQ(machine.findings(), kNone); }
-  cuda_emu::Machine machine{{.devices = 2, .capacity = std::size_t{128} << 20}};
+  cuda_emu::Machine machine{{.devices = 2, .capacity = std::size_t{128} << 20, .blocks_apart = 0}};
 };
 
 TEST_F(CudaDevices, copy_through_staging_smaller_than_the_data) {
