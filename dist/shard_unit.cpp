@@ -84,15 +84,19 @@ void ShardUnit::fill_start_values() {
 void ShardUnit::make_replica(const FlatLayout& layout, const std::vector<int>& params, const Buffer& values,
                              Buffer& replica) {
   if (whole()) return device_.round(Stream::Compute, replica.data<Bf16>(), values.data<float>(), layout.padded());
-  std::fill_n(replica.data<Bf16>(), layout.padded(), Bf16{});
+  device_.zero(Stream::Compute, replica.data(), replica.bytes());
   std::vector<float> some(static_cast<std::size_t>(std::min(kStartValues, layout.shard())));
+  const Buffer staged(device_.memory, device_.gpu() ? static_cast<std::int64_t>(some.size()) * kFloat : 0,
+                      Tag::Workspace);
   for (int rank = 0; rank < comm_.size(); ++rank)
     for (const FlatLayout::Piece& piece : layout.pieces(rank))
       for (std::int64_t i = 0; i < piece.size; i += kStartValues) {
         const std::int64_t n = std::min(kStartValues, piece.size - i);
         initialize(spec_.params[static_cast<std::size_t>(params[piece.param])], options_.seed, piece.first + i, n,
                    some.data());
-        device_.round(Stream::Compute, replica.data<Bf16>() + layout.shard() * rank + piece.offset + i, some.data(), n);
+        if (device_.gpu()) device_.write(Stream::Compute, staged.data(), some.data(), n * kFloat);
+        device_.round(Stream::Compute, replica.data<Bf16>() + layout.shard() * rank + piece.offset + i,
+                      device_.gpu() ? staged.data<float>() : some.data(), n);
       }
 }
 

@@ -18,14 +18,6 @@ bool copies_by_itself(Stream stream) { return stream == Stream::ToHost || stream
 
 }  // namespace
 
-void Device::add(Stream, Bf16*, const Bf16*, const Bf16*, std::int64_t) {
-  throw LogicError("this device computes in fp32, not in bf16");
-}
-
-void Device::round(Stream, Bf16*, const float*, std::int64_t) {
-  throw LogicError("this device computes in fp32, not in bf16");
-}
-
 CpuDevice::CpuDevice(Allocator::Mode mode, std::int64_t limit) : Device(mode, limit) {}
 
 CpuDevice::~CpuDevice() = default;

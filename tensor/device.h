@@ -71,9 +71,9 @@ class Device {
   virtual CopyCounts copies(Stream) const { return {}; }  // of ToHost and ToDevice, so far
   virtual void zero(Stream stream, void* to, std::int64_t bytes) = 0;
   virtual void add(Stream stream, float* sum, const float* a, const float* b, std::int64_t n) = 0;  // sum may be a or b
-  // The same of bf16 elements; and fp32 rounded to bf16. A device that computes in fp32 alone refuses them.
-  virtual void add(Stream stream, Bf16* sum, const Bf16* a, const Bf16* b, std::int64_t n);
-  virtual void round(Stream stream, Bf16* to, const float* from, std::int64_t n);
+  // The same of bf16 elements; and fp32 rounded to bf16.
+  virtual void add(Stream stream, Bf16* sum, const Bf16* a, const Bf16* b, std::int64_t n) = 0;
+  virtual void round(Stream stream, Bf16* to, const float* from, std::int64_t n) = 0;
   // Between the device's memory and any of the host's. write: `from` may change when it returns. read: waits until the
   // bytes are there, and throws what the work before it found wrong.
   virtual void write(Stream stream, void* to, const void* from, std::int64_t bytes) = 0;

@@ -2,6 +2,7 @@
 
 #include "tensor/cuda/status.h"
 #include "tensor/error.h"
+#include "tensor/ops/gemm.h"
 
 namespace regather::cuda {
 namespace {
@@ -22,16 +23,24 @@ std::string text_of(const Fault& f) {
 
 }  // namespace
 
-CudaOps::CudaOps(Allocator& memory, cudaStream_t compute)
+OpContext::OpContext(Allocator& memory, cudaStream_t compute)
     : stream_(compute),
       scratch_(memory, kScratchBytes, Tag::Workspace),
-      blas_workspace_(memory, kBlasWorkspaceBytes, Tag::Workspace),
-      faults_(memory, sizeof(Fault), Tag::Workspace),
-      host_(memory, kHostBytes, Tag::Host) {
+      faults_(memory, sizeof(Fault), Tag::Workspace) {
   check_status(cudaMemsetAsync(faults_.data(), 0, sizeof(Fault), stream_), "cudaMemsetAsync");
+}
+
+CudaOps::CudaOps(Allocator& memory, cudaStream_t compute)
+    : context_(memory, compute),
+      fp32_(context_),
+      bf16_(context_),
+      blas_workspace_(memory, kBlasWorkspaceBytes, Tag::Workspace),
+      host_(memory, kHostBytes, Tag::Host) {
   check_status(cublasCreate(&blas_), "cublasCreate");
-  check_status(cublasSetStream(blas_, stream_), "cublasSetStream");
+  check_status(cublasSetStream(blas_, compute), "cublasSetStream");
   check_status(cublasSetWorkspace(blas_, blas_workspace_.data(), kBlasWorkspaceBytes), "cublasSetWorkspace");
+  // A sum that is split is added up in fp32, too, and rounded once.
+  check_status(cublasSetMathMode(blas_, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION), "cublasSetMathMode");
 }
 
 CudaOps::~CudaOps() {
@@ -39,48 +48,56 @@ CudaOps::~CudaOps() {
 }
 
 void CudaOps::fetch(const void* from, std::size_t bytes) {
-  check_status(cudaMemcpyAsync(host_.data(), from, bytes, cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync");
-  check_status(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  check_status(cudaMemcpyAsync(host_.data(), from, bytes, cudaMemcpyDeviceToHost, context_.stream()),
+               "cudaMemcpyAsync");
+  check_status(cudaStreamSynchronize(context_.stream()), "cudaStreamSynchronize");
 }
 
 void CudaOps::throw_faults() {
-  fetch(faults_.data(), sizeof(Fault));
+  fetch(context_.faults(), sizeof(Fault));
   const Fault fault = *host_.data<Fault>();
   if (fault.kind == 0) return;
-  check_status(cudaMemsetAsync(faults_.data(), 0, sizeof(Fault), stream_), "cudaMemsetAsync");
+  check_status(cudaMemsetAsync(context_.faults(), 0, sizeof(Fault), context_.stream()), "cudaMemsetAsync");
   throw Error(text_of(fault));
 }
 
 // cuBLAS is column-major: a row-major matrix is its transpose there, and C^T = op(B)^T op(A)^T.
-void CudaOps::gemm(Layout a_layout, Layout b_layout, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
-                   const float* b, float* c, Into into, RowStrides strides, float scale) {
+void CudaOps::gemm(Layout a_layout, Layout b_layout, const Sizes& sizes, const ConstElements& a, const ConstElements& b,
+                   const Elements& c, Into into, RowStrides strides, float scale) {
+  const auto [m, n, k] = sizes;
+  check(a.dtype == b.dtype && (c.dtype == a.dtype || c.dtype == DType::F32),
+        "matrix product on CUDA: {} times {} into {}; factors have one type, and the result that or fp32",
+        name_of(a.dtype), name_of(b.dtype), name_of(c.dtype));
   if (m == 0 || n == 0) return;
   const bool a_plain = a_layout == Layout::Plain, b_plain = b_layout == Layout::Plain;
   const std::int64_t a_stride = strides.a != 0 ? strides.a : a_plain ? k : m, c_stride = strides.c != 0 ? strides.c : n;
   if (k == 0) {
+    const std::size_t element = size_of(c.dtype);
     if (into == Into::Write)
-      check_status(cudaMemset2DAsync(c, static_cast<std::size_t>(c_stride) * sizeof(float), 0,
-                                     static_cast<std::size_t>(n) * sizeof(float), static_cast<std::size_t>(m), stream_),
-                   "cudaMemset2DAsync");
+      check_status(
+          cudaMemset2DAsync(c.data, static_cast<std::size_t>(c_stride) * element, 0,
+                            static_cast<std::size_t>(n) * element, static_cast<std::size_t>(m), context_.stream()),
+          "cudaMemset2DAsync");
     return;
   }
+  const auto type = [](DType t) { return t == DType::BF16 ? CUDA_R_16BF : CUDA_R_32F; };
   const float beta = into == Into::Add ? 1.0F : 0.0F;
   check_status(cublasGemmEx_64(blas_, b_plain ? CUBLAS_OP_N : CUBLAS_OP_T, a_plain ? CUBLAS_OP_N : CUBLAS_OP_T, n, m, k,
-                               &scale, b, CUDA_R_32F, b_plain ? n : k, a, CUDA_R_32F, a_stride, &beta, c, CUDA_R_32F,
-                               c_stride, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+                               &scale, b.data, type(b.dtype), b_plain ? n : k, a.data, type(a.dtype), a_stride, &beta,
+                               c.data, type(c.dtype), c_stride, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
                "cublasGemmEx");
 }
-void CudaOps::gemm_nt(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
+void CudaOps::gemm_nt(std::int64_t m, std::int64_t n, std::int64_t k, ConstElements a, ConstElements b, Elements c,
                       Into into, RowStrides strides, float scale) {
-  gemm(Layout::Plain, Layout::Transposed, m, n, k, a, b, c, into, strides, scale);
+  gemm(Layout::Plain, Layout::Transposed, {m, n, k}, a, b, c, into, strides, scale);
 }
-void CudaOps::gemm_nn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
+void CudaOps::gemm_nn(std::int64_t m, std::int64_t n, std::int64_t k, ConstElements a, ConstElements b, Elements c,
                       Into into, RowStrides strides, float scale) {
-  gemm(Layout::Plain, Layout::Plain, m, n, k, a, b, c, into, strides, scale);
+  gemm(Layout::Plain, Layout::Plain, {m, n, k}, a, b, c, into, strides, scale);
 }
-void CudaOps::gemm_tn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
+void CudaOps::gemm_tn(std::int64_t m, std::int64_t n, std::int64_t k, ConstElements a, ConstElements b, Elements c,
                       Into into, RowStrides strides, float scale) {
-  gemm(Layout::Transposed, Layout::Plain, m, n, k, a, b, c, into, strides, scale);
+  gemm(Layout::Transposed, Layout::Plain, {m, n, k}, a, b, c, into, strides, scale);
 }
 
 }  // namespace regather::cuda

@@ -1,6 +1,7 @@
-// GpuOps on CUDA: each function is defined in the .cu file of its operation. What they share: the compute stream,
-// cuBLAS, and a scratch buffer, whose contents live from one enqueued call to the next and no longer. Faults that only
-// the device sees (a token outside the vocabulary) are noted there and thrown by throw_faults().
+// GpuOps on CUDA: each function is defined in the .cu file of its operation, which instantiates those on elements for
+// fp32 and bf16. What they share: the compute stream, cuBLAS, and a scratch buffer, whose contents live from one
+// enqueued call to the next and no longer. Faults that only the device sees (a token outside the vocabulary) are noted
+// there and thrown by throw_faults().
 #pragma once
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
@@ -21,60 +22,12 @@ struct Fault {
   std::int32_t kind, value, first, second, limit;
 };
 
-// y = a + b, in any stream.
-void add(cudaStream_t stream, float* y, const float* a, const float* b, std::int64_t n);
-
-class CudaOps final : public GpuOps {
+// What every operation computes with.
+class OpContext {
  public:
-  CudaOps(Allocator& memory, cudaStream_t compute);
-  ~CudaOps() override;
-  CudaOps(const CudaOps&) = delete;
-  CudaOps& operator=(const CudaOps&) = delete;
-
-  void gemm_nt(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c, Into into,
-               RowStrides strides, float scale) override;
-  void gemm_nn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c, Into into,
-               RowStrides strides, float scale) override;
-  void gemm_tn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c, Into into,
-               RowStrides strides, float scale) override;
-  void add(float* y, const float* a, const float* b, std::int64_t n) override;
-  void fill_rows(float* y, const float* row, std::int64_t rows, std::int64_t cols) override;
-  void add_column_sums(float* sums, const float* x, std::int64_t rows, std::int64_t cols) override;
-  void gelu(float* y, const float* x, std::int64_t n) override;
-  void gelu_backward(float* dx, const float* x, const float* dy, std::int64_t n) override;
-  void swiglu(float* y, const float* gate, const float* up, std::int64_t n) override;
-  void swiglu_backward(float* dgate, float* dup, const float* gate, const float* up, const float* dy,
-                       std::int64_t n) override;
-  void dropout(float* y, const float* x, std::int64_t sequences, std::int64_t size, const RandomMask& mask) override;
-  void layer_norm(float* y, const float* x, const float* gain, const float* bias, std::int64_t rows, std::int64_t cols,
-                  float eps) override;
-  void rms_norm(float* y, const float* x, const float* gain, std::int64_t rows, std::int64_t cols, float eps) override;
-  void layer_norm_backward(float* dx, float* dgain, float* dbias, const float* x, const float* gain, const float* dy,
-                           std::int64_t rows, std::int64_t cols, float eps) override;
-  void rms_norm_backward(float* dx, float* dgain, const float* x, const float* gain, const float* dy, std::int64_t rows,
-                         std::int64_t cols, float eps) override;
-  void rope(float* y, const float* x, const AttentionSizes& sizes, double theta, double sign) override;
-  void attention(float* y, float* lse, const float* qkv, const AttentionSizes& sizes, const RandomMask& mask) override;
-  void attention_backward(float* dqkv, const float* qkv, const float* y, const float* lse, const float* dy,
-                          const AttentionSizes& sizes, const RandomMask& mask) override;
-  void embedding(float* x, const std::int32_t* tokens, const float* table, const float* positions, std::int64_t batch,
-                 std::int64_t length, std::int64_t cols, std::int64_t vocab) override;
-  void embedding_backward(float* dtable, float* dpositions, const std::int32_t* tokens, const float* dx,
-                          std::int64_t batch, std::int64_t length, std::int64_t cols) override;
-  void token_losses(float* losses, float* logits, const std::int32_t* targets, const float* weights, std::int64_t rows,
-                    std::int64_t vocab) override;
-  void adamw(float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWFactors& factors) override;
-  void sgd(float* p, float* momentum, const float* g, std::int64_t n, float gradient_scale, float decay, float lr,
-           float mu) override;
-  double sum_of_squares(const float* x, std::int64_t n) override;
-  std::int64_t count_nonfinite(const float* x, std::int64_t n) override;
-
-  void throw_faults();  // waits
-
- private:
-  enum class Layout { Plain, Transposed };
-  void gemm(Layout a_layout, Layout b_layout, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
-            const float* b, float* c, Into into, RowStrides strides, float scale);
+  OpContext(Allocator& memory, cudaStream_t compute);
+  cudaStream_t stream() const { return stream_; }
+  Fault* faults() { return faults_.data<Fault>(); }
   // How many groups of n elements fit the scratch buffer; at least one is asked for.
   template <class T>
   std::int64_t room_for(std::int64_t n) const {
@@ -85,24 +38,96 @@ class CudaOps final : public GpuOps {
     require_at_most("scratch bytes of one operation", n * static_cast<std::int64_t>(sizeof(T)), scratch_.bytes());
     return scratch_.data<T>();
   }
+  // to[c] += the sum over chunks of x[chunk stride + c], in their order.
+  void add_partial_sums(float* to, const float* x, std::int64_t chunks, std::int64_t cols, std::int64_t stride);
+
+ private:
+  cudaStream_t stream_;
+  Buffer scratch_, faults_;
+};
+
+template <class T>
+class CudaElementOps final : public GpuElementOps<T> {
+ public:
+  explicit CudaElementOps(OpContext& context) : context_(context) {}
+
+  void add(T* y, const T* a, const T* b, std::int64_t n) override;
+  void fill_rows(T* y, const T* row, std::int64_t rows, std::int64_t cols) override;
+  void add_column_sums(float* sums, const T* x, std::int64_t rows, std::int64_t cols) override;
+  void gelu(T* y, const T* x, std::int64_t n) override;
+  void gelu_backward(T* dx, const T* x, const T* dy, std::int64_t n) override;
+  void swiglu(T* y, const T* gate, const T* up, std::int64_t n) override;
+  void swiglu_backward(T* dgate, T* dup, const T* gate, const T* up, const T* dy, std::int64_t n) override;
+  void dropout(T* y, const T* x, std::int64_t sequences, std::int64_t size, const RandomMask& mask) override;
+  void layer_norm(T* y, const T* x, const T* gain, const T* bias, std::int64_t rows, std::int64_t cols,
+                  float eps) override;
+  void rms_norm(T* y, const T* x, const T* gain, std::int64_t rows, std::int64_t cols, float eps) override;
+  void layer_norm_backward(T* dx, float* dgain, float* dbias, const T* x, const T* gain, const T* dy, std::int64_t rows,
+                           std::int64_t cols, float eps) override;
+  void rms_norm_backward(T* dx, float* dgain, const T* x, const T* gain, const T* dy, std::int64_t rows,
+                         std::int64_t cols, float eps) override;
+  void rope(T* y, const T* x, const AttentionSizes& sizes, double theta, double sign) override;
+  void attention(T* y, float* lse, const T* qkv, const AttentionSizes& sizes, const RandomMask& mask) override;
+  void attention_backward(T* dqkv, const T* qkv, const T* y, const float* lse, const T* dy, const AttentionSizes& sizes,
+                          const RandomMask& mask) override;
+  void embedding(T* x, const std::int32_t* tokens, const T* table, const T* positions, std::int64_t batch,
+                 std::int64_t length, std::int64_t cols, std::int64_t vocab) override;
+  void embedding_backward(float* dtable, float* dpositions, const std::int32_t* tokens, const T* dx, std::int64_t batch,
+                          std::int64_t length, std::int64_t cols) override;
+  void token_losses(float* losses, float* logits, const std::int32_t* targets, const float* weights, std::int64_t rows,
+                    std::int64_t vocab) override;
+
+ private:
+  OpContext& context_;
+};
+
+class CudaOps final : public GpuOps {
+ public:
+  CudaOps(Allocator& memory, cudaStream_t compute);
+  ~CudaOps() override;
+  CudaOps(const CudaOps&) = delete;
+  CudaOps& operator=(const CudaOps&) = delete;
+
+  GpuElementOps<float>& fp32() override { return fp32_; }
+  GpuElementOps<Bf16>& bf16() override { return bf16_; }
+  void gemm_nt(std::int64_t m, std::int64_t n, std::int64_t k, ConstElements a, ConstElements b, Elements c, Into into,
+               RowStrides strides, float scale) override;
+  void gemm_nn(std::int64_t m, std::int64_t n, std::int64_t k, ConstElements a, ConstElements b, Elements c, Into into,
+               RowStrides strides, float scale) override;
+  void gemm_tn(std::int64_t m, std::int64_t n, std::int64_t k, ConstElements a, ConstElements b, Elements c, Into into,
+               RowStrides strides, float scale) override;
+  void adamw(float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWFactors& factors) override;
+  void sgd(float* p, float* momentum, const float* g, std::int64_t n, float gradient_scale, float decay, float lr,
+           float mu) override;
+  double sum_of_squares(const float* x, std::int64_t n) override;
+  std::int64_t count_nonfinite(const float* x, std::int64_t n) override;
+
+  void throw_faults();  // waits
+
+ private:
+  enum class Layout { Plain, Transposed };
+  struct Sizes {
+    std::int64_t m, n, k;
+  };
+  void gemm(Layout a_layout, Layout b_layout, const Sizes& sizes, const ConstElements& a, const ConstElements& b,
+            const Elements& c, Into into, RowStrides strides, float scale);
   template <class T>
   T read(const T* from) {  // waits
     fetch(from, sizeof(T));
     return *host_.data<T>();
   }
   void fetch(const void* from, std::size_t bytes);  // into host_
-  // to[c] += the sum over chunks of x[chunk stride + c], in their order.
-  void add_partial_sums(float* to, const float* x, std::int64_t chunks, std::int64_t cols, std::int64_t stride);
-  template <bool kCentred>
-  void norm(float* y, const float* x, const float* gain, const float* bias, std::int64_t rows, std::int64_t cols,
-            float eps);
-  template <bool kCentred>
-  void norm_backward(float* dx, float* dgain, float* dbias, const float* x, const float* gain, const float* dy,
-                     std::int64_t rows, std::int64_t cols, float eps);
 
-  cudaStream_t stream_;
+  OpContext context_;
+  CudaElementOps<float> fp32_;
+  CudaElementOps<Bf16> bf16_;
   cublasHandle_t blas_ = nullptr;
-  Buffer scratch_, blas_workspace_, faults_, host_;
+  Buffer blas_workspace_, host_;
 };
+
+// In any stream: y = a + b, of fp32 or bf16 elements; to = from, rounded (tensor/cuda/round.cu).
+template <class T>
+void add(cudaStream_t stream, T* y, const T* a, const T* b, std::int64_t n);
+void round(cudaStream_t stream, Bf16* to, const float* from, std::int64_t n);
 
 }  // namespace regather::cuda

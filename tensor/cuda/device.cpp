@@ -109,6 +109,10 @@ void CudaDevice::zero(Stream on, void* to, std::int64_t bytes) {
 void CudaDevice::add(Stream on, float* sum, const float* a, const float* b, std::int64_t n) {
   cuda::add(stream(on), sum, a, b, n);
 }
+void CudaDevice::add(Stream on, Bf16* sum, const Bf16* a, const Bf16* b, std::int64_t n) {
+  cuda::add(stream(on), sum, a, b, n);
+}
+void CudaDevice::round(Stream on, Bf16* to, const float* from, std::int64_t n) { cuda::round(stream(on), to, from, n); }
 void CudaDevice::write(Stream on, void* to, const void* from, std::int64_t bytes) {
   parts_->staging.write(on, static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
 }

@@ -29,6 +29,8 @@ class CudaDevice final : public Device {
   void copy(Stream stream, void* to, const void* from, std::int64_t bytes) override;
   void zero(Stream stream, void* to, std::int64_t bytes) override;
   void add(Stream stream, float* sum, const float* a, const float* b, std::int64_t n) override;
+  void add(Stream stream, Bf16* sum, const Bf16* a, const Bf16* b, std::int64_t n) override;
+  void round(Stream stream, Bf16* to, const float* from, std::int64_t n) override;
   void write(Stream stream, void* to, const void* from, std::int64_t bytes) override;
   void read(Stream stream, void* to, const void* from, std::int64_t bytes) override;
   void wait_with(std::weak_ptr<const Waiter> waiter) override;

@@ -1,5 +1,5 @@
-// What kernels are written with: launching, shared memory, and access to global memory. The only file that tells the
-// device's compiler from the emulator's (tests/cuda_emu), so that everything else is the same source for both.
+// What kernels are written with: launching, shared memory, and access to global memory. Beside bf16.cuh the only file
+// that tells the device's compiler from the emulator's (tests/cuda_emu), so that all else is the same source for both.
 // Invariant: kernels read and write global memory through load, store and atomics alone; the emulator counts and
 // checks them.
 #pragma once

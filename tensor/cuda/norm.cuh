@@ -23,8 +23,8 @@ struct RowPart {
 __device__ __forceinline__ std::int64_t quad_begin(int k) {
   return 4 * (static_cast<std::int64_t>(k) * blockDim.x + threadIdx.x);
 }
-template <bool kAligned, int kQuads>
-__device__ __forceinline__ RowPart<kQuads> load_row(const float* row, std::int64_t cols) {
+template <bool kAligned, int kQuads, class T>
+__device__ __forceinline__ RowPart<kQuads> load_row(const T* row, std::int64_t cols) {
   RowPart<kQuads> part;
 #pragma unroll
   for (int k = 0; k < kQuads; ++k) part.q[k] = load_quad<kAligned>(row, quad_begin(k), cols);
@@ -57,9 +57,9 @@ __device__ __forceinline__ Moments moments(const RowPart<kQuads>& x, std::int64_
   return {mean, 1.0F / sqrtf(squares[0] / static_cast<float>(cols) + eps)};
 }
 
-template <bool kCentred, bool kAligned, int kQuads>
+template <bool kCentred, bool kAligned, int kQuads, class T>
 __global__ void __launch_bounds__(kNormThreads)
-    norm_kernel(float* y, const float* x, const float* gain, const float* bias, std::int64_t cols, float eps) {
+    norm_kernel(T* y, const T* x, const T* gain, const T* bias, std::int64_t cols, float eps) {
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * cols;
   const RowPart<kQuads> row = load_row<kAligned, kQuads>(x + at, cols);
   const Moments m = moments<kCentred>(row, cols, eps, block_shared<Partials<float, 1>>());
@@ -75,9 +75,11 @@ __global__ void __launch_bounds__(kNormThreads)
   }
 }
 
+template <class T>
 struct NormBackward {
-  float *dx, *partial;  // partial: [chunks, 2, cols], dgain's and dbias's sums
-  const float *x, *gain, *dy;
+  T* dx;
+  float* partial;  // [chunks, 2, cols], dgain's and dbias's sums
+  const T *x, *gain, *dy;
   std::int64_t rows, cols, chunk;
   float eps;
   bool wants_gain, wants_bias;
@@ -86,8 +88,8 @@ struct NormShared {
   Partials<float, 1> one;
   Partials<float, 2> two;
 };
-template <bool kCentred, bool kAligned, int kQuads>
-__global__ void __launch_bounds__(kNormThreads, 1) norm_backward_kernel(NormBackward a) {
+template <bool kCentred, bool kAligned, int kQuads, class T>
+__global__ void __launch_bounds__(kNormThreads, 1) norm_backward_kernel(NormBackward<T> a) {
   auto& shared = block_shared<NormShared>();
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * a.chunk, end = min(a.rows, first + a.chunk);
   const bool reads_x = a.dx || a.wants_gain;
@@ -135,58 +137,59 @@ __global__ void __launch_bounds__(kNormThreads, 1) norm_backward_kernel(NormBack
   }
 }
 
-// f(threads, constant) with the quads that a thread holds as a compile-time constant.
+// f(threads, whether rows are read in quads, quads that a thread holds), the last two as compile-time constants. Rows
+// that begin anywhere are read by the kernel of the longest rows, so that there is one of those: quads past the end of
+// a row are zero and change no sum.
 template <class F>
-void with_row_split(std::int64_t cols, F f) {
+void with_row_split(bool aligned, std::int64_t cols, F f) {
   require_at_most("channels of a norm", cols, kMostNormColumns);
   const std::int64_t quads = (cols + 3) / 4, threads = std::min<std::int64_t>(kNormThreads, (quads + 31) / 32 * 32);
   const std::int64_t each = (quads + threads - 1) / threads;
   const auto block = static_cast<unsigned>(threads);
-  if (each <= 1) return f(block, std::integral_constant<int, 1>{});
-  if (each <= 2) return f(block, std::integral_constant<int, 2>{});
-  if (each <= 4) return f(block, std::integral_constant<int, 4>{});
-  f(block, std::integral_constant<int, kMostQuads>{});
+  if (!aligned) return f(block, std::false_type{}, std::integral_constant<int, kMostQuads>{});
+  if (each <= 1) return f(block, std::true_type{}, std::integral_constant<int, 1>{});
+  if (each <= 2) return f(block, std::true_type{}, std::integral_constant<int, 2>{});
+  if (each <= 4) return f(block, std::true_type{}, std::integral_constant<int, 4>{});
+  f(block, std::true_type{}, std::integral_constant<int, kMostQuads>{});
 }
 
-template <bool kCentred>
-void CudaOps::norm(float* y, const float* x, const float* gain, const float* bias, std::int64_t rows, std::int64_t cols,
-                   float eps) {
+template <bool kCentred, class T>
+void norm(const OpContext& context, T* y, const T* x, const T* gain, const T* bias, std::int64_t rows,
+          std::int64_t cols, float eps) {
   if (rows == 0 || cols == 0) return;
-  const bool aligned = all_aligned(y, x, gain, bias) && cols % 4 == 0;
-  with_row_split(cols, [&](unsigned threads, auto quads) {
+  with_row_split(all_aligned(y, x, gain, bias) && cols % 4 == 0, cols, [&](unsigned threads, auto aligned, auto quads) {
+    constexpr bool kAligned = decltype(aligned)::value;
     constexpr int kQuads = decltype(quads)::value;
-    launch(kCentred ? "layer_norm" : "rms_norm",
-           aligned ? norm_kernel<kCentred, true, kQuads> : norm_kernel<kCentred, false, kQuads>,
-           static_cast<unsigned>(rows), threads, 0, stream_, y, x, gain, bias, cols, eps);
+    launch(kCentred ? "layer_norm" : "rms_norm", norm_kernel<kCentred, kAligned, kQuads, T>,
+           static_cast<unsigned>(rows), threads, 0, context.stream(), y, x, gain, bias, cols, eps);
   });
 }
 
-template <bool kCentred>
-void CudaOps::norm_backward(float* dx, float* dgain, float* dbias, const float* x, const float* gain, const float* dy,
-                            std::int64_t rows, std::int64_t cols, float eps) {
+template <bool kCentred, class T>
+void norm_backward(OpContext& context, T* dx, float* dgain, float* dbias, const T* x, const T* gain, const T* dy,
+                   std::int64_t rows, std::int64_t cols, float eps) {
   if (rows == 0 || cols == 0 || (!dx && !dgain && !dbias)) return;
   constexpr std::int64_t kMostChunks = 256;
   const std::int64_t chunks = std::min(rows, kMostChunks);
-  const NormBackward task = {.dx = dx,
-                             .partial = scratch<float>(chunks * 2 * cols),
-                             .x = x,
-                             .gain = gain,
-                             .dy = dy,
-                             .rows = rows,
-                             .cols = cols,
-                             .chunk = (rows + chunks - 1) / chunks,
-                             .eps = eps,
-                             .wants_gain = dgain != nullptr,
-                             .wants_bias = dbias != nullptr};
-  const bool aligned = all_aligned(dx, x, gain, dy) && cols % 4 == 0;
-  with_row_split(cols, [&](unsigned threads, auto quads) {
+  const NormBackward<T> task = {.dx = dx,
+                                .partial = context.scratch<float>(chunks * 2 * cols),
+                                .x = x,
+                                .gain = gain,
+                                .dy = dy,
+                                .rows = rows,
+                                .cols = cols,
+                                .chunk = (rows + chunks - 1) / chunks,
+                                .eps = eps,
+                                .wants_gain = dgain != nullptr,
+                                .wants_bias = dbias != nullptr};
+  with_row_split(all_aligned(dx, x, gain, dy) && cols % 4 == 0, cols, [&](unsigned threads, auto aligned, auto quads) {
+    constexpr bool kAligned = decltype(aligned)::value;
     constexpr int kQuads = decltype(quads)::value;
-    launch(kCentred ? "layer_norm_backward" : "rms_norm_backward",
-           aligned ? norm_backward_kernel<kCentred, true, kQuads> : norm_backward_kernel<kCentred, false, kQuads>,
-           static_cast<unsigned>(chunks), threads, 0, stream_, task);
+    launch(kCentred ? "layer_norm_backward" : "rms_norm_backward", norm_backward_kernel<kCentred, kAligned, kQuads, T>,
+           static_cast<unsigned>(chunks), threads, 0, context.stream(), task);
   });
-  if (dgain) add_partial_sums(dgain, task.partial, chunks, cols, 2 * cols);
-  if (dbias) add_partial_sums(dbias, task.partial + cols, chunks, cols, 2 * cols);
+  if (dgain) context.add_partial_sums(dgain, task.partial, chunks, cols, 2 * cols);
+  if (dbias) context.add_partial_sums(dbias, task.partial + cols, chunks, cols, 2 * cols);
 }
 
 }  // namespace regather::cuda

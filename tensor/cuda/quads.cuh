@@ -1,36 +1,45 @@
-// Four neighbouring floats at a time: one access of 16 bytes where the addresses allow it, four of 4 bytes elsewhere.
-// Both give each thread the same elements, so results do not depend on addresses.
+// Four neighbouring elements at a time, fp32 or bf16, as fp32: one access of 16 or 8 bytes where the addresses allow
+// it, four elsewhere. Both give each thread the same elements, so results do not depend on addresses.
 #pragma once
+#include <type_traits>
+
+#include "tensor/cuda/bf16.cuh"
 #include "tensor/cuda/launch.cuh"
 
 namespace regather::cuda {
 
-// [i, i + 4) of p[0 .. n); past the end: fill.
-template <bool kAligned>
-__device__ __forceinline__ Float4 load_quad(const float* p, std::int64_t i, std::int64_t n, float fill = 0.0F) {
-  if constexpr (kAligned)
-    if (i + 4 <= n) return load(reinterpret_cast<const Float4*>(p + i));
+// [i, i + 4) of p[0 .. n); past the end: 0.
+template <bool kAligned, class T>
+__device__ __forceinline__ Float4 load_quad(const T* p, std::int64_t i, std::int64_t n) {
   Float4 quad;
-#pragma unroll
-  for (int k = 0; k < 4; ++k) quad.v[k] = i + k < n ? load(p + i + k) : fill;
-  return quad;
-}
-template <bool kAligned>
-__device__ __forceinline__ void store_quad(float* p, std::int64_t i, std::int64_t n, const Float4& quad) {
   if constexpr (kAligned)
     if (i + 4 <= n) {
-      store(reinterpret_cast<Float4*>(p + i), quad);
+      const Pack<T, 4> pack = load(reinterpret_cast<const Pack<T, 4>*>(p + i));
+#pragma unroll
+      for (int k = 0; k < 4; ++k) quad.v[k] = widened(pack.v[k]);
+      return quad;
+    }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) quad.v[k] = i + k < n ? widened(load(p + i + k)) : 0.0F;
+  return quad;
+}
+template <bool kAligned, class T>
+__device__ __forceinline__ void store_quad(T* p, std::int64_t i, std::int64_t n, const Float4& quad) {
+  const Pack<T, 4> pack = rounded<T>(quad);
+  if constexpr (kAligned)
+    if (i + 4 <= n) {
+      store(reinterpret_cast<Pack<T, 4>*>(p + i), pack);
       return;
     }
 #pragma unroll
   for (int k = 0; k < 4; ++k)
-    if (i + k < n) store(p + i + k, quad.v[k]);
+    if (i + k < n) store(p + i + k, pack.v[k]);
 }
 
 // Every one of these arrays may be read in quads (null ones are not read).
-template <class... Pointers>
-bool all_aligned(Pointers... pointers) {
-  return ((reinterpret_cast<std::uintptr_t>(pointers) % sizeof(Float4) == 0) && ...);
+template <class... Elements>
+bool all_aligned(const Elements*... pointers) {
+  return ((reinterpret_cast<std::uintptr_t>(pointers) % sizeof(Pack<Elements, 4>) == 0) && ...);
 }
 
 inline unsigned blocks_for(std::int64_t n, std::int64_t each) { return static_cast<unsigned>((n + each - 1) / each); }

@@ -14,42 +14,48 @@
 namespace regather {
 namespace {
 
-// On a GPU, or by the library of a CPU; T: elements of activations and parameters, what is between them is fp32.
-// scaled: the product times by, into a matrix of its own.
-template <class T>
+// f(Element<type of u and v>), T being that of activations and parameters: fp32, but for a GPU, whose products take
+// factors of one type.
+template <class T, class F>
+void with_low(Device& device, F f) {
+  device.gpu() ? f(Element<T>()) : f(Element<float>());
+}
+
+// On a GPU, or by the library of a CPU. scaled: the product times by, into a matrix of its own.
 struct Products {
   Device& device;
   float* scratch;
   template <class A, class B, class C>
   void nt(std::int64_t m, std::int64_t n, std::int64_t k, const A* a, const B* b, C* c, Into into,
           RowStrides strides) const {
-    if (on_gpu<T>(device, [&](auto& gpu) { gpu.gemm_nt(m, n, k, a, b, c, into, strides); })) return;
+    if (on_gpu(device, [&](GpuOps& gpu) { gpu.gemm_nt(m, n, k, a, b, c, into, strides); })) return;
     gemm_nt(m, n, k, a, b, c, into, strides, scratch);
   }
   template <class A, class B, class C>
   void nn(std::int64_t m, std::int64_t n, std::int64_t k, const A* a, const B* b, C* c, Into into) const {
-    if (on_gpu<T>(device, [&](auto& gpu) { gpu.gemm_nn(m, n, k, a, b, c, into); })) return;
+    if (on_gpu(device, [&](GpuOps& gpu) { gpu.gemm_nn(m, n, k, a, b, c, into); })) return;
     gemm_nn(m, n, k, a, b, c, into, {}, scratch);
   }
   template <class A, class B, class C>
   void tn(std::int64_t m, std::int64_t n, std::int64_t k, const A* a, const B* b, C* c, Into into,
           RowStrides strides = {}) const {
-    if (on_gpu<T>(device, [&](auto& gpu) { gpu.gemm_tn(m, n, k, a, b, c, into, strides); })) return;
+    if (on_gpu(device, [&](GpuOps& gpu) { gpu.gemm_tn(m, n, k, a, b, c, into, strides); })) return;
     gemm_tn(m, n, k, a, b, c, into, strides, scratch);
   }
-  template <class A, class B>
-  void scaled_nt(std::int64_t m, std::int64_t n, std::int64_t k, const A* a, const B* b, float* c, float by) const {
-    if (on_gpu<T>(device, [&](auto& gpu) { gpu.gemm_nt(m, n, k, a, b, c, Into::Write, {}, by); })) return;
+  template <class A, class B, class C>
+  void scaled_nt(std::int64_t m, std::int64_t n, std::int64_t k, const A* a, const B* b, C* c, float by) const {
+    if (on_gpu(device, [&](GpuOps& gpu) { gpu.gemm_nt(m, n, k, a, b, c, Into::Write, {}, by); })) return;
     gemm_nt(m, n, k, a, b, c, Into::Write, {}, scratch);
     scale(c, m * n, by);
   }
-  template <class A, class B>
-  void scaled_nn(std::int64_t m, std::int64_t n, std::int64_t k, const A* a, const B* b, float* c, RowStrides strides,
+  template <class A, class B, class C>
+  void scaled_nn(std::int64_t m, std::int64_t n, std::int64_t k, const A* a, const B* b, C* c, RowStrides strides,
                  float by) const {
-    if (on_gpu<T>(device, [&](auto& gpu) { gpu.gemm_nn(m, n, k, a, b, c, Into::Write, strides, by); })) return;
+    if (on_gpu(device, [&](GpuOps& gpu) { gpu.gemm_nn(m, n, k, a, b, c, Into::Write, strides, by); })) return;
     gemm_nn(m, n, k, a, b, c, Into::Write, strides, scratch);
     scale(c, m * n, by);
   }
+  static void scale(Bf16*, std::int64_t, float) { throw LogicError("on a CPU these are fp32"); }
   static void scale(float* x, std::int64_t n, float by) {
     parallel_blocks(n, kElementGrain, [&](auto begin, auto end) {
       for (auto i = begin; i < end; ++i) x[i] *= by;
@@ -130,15 +136,7 @@ class AdaptedLinear final : public Op {
     base_->forward(call);
     const Sizes s(call.in[0].shape().rows(), call.param_shape(0));
     with_element(call.in[0].dtype(), [&]<class T>(Element<T>) {
-      for (std::size_t k = 0; k < adapters_.size(); ++k) {
-        const Adapter& a = adapters_[k];
-        const std::int64_t rank = call.param_shape(down(k)).dim(0);
-        float *u = call.workspace, *scratch = u + s.rows * rank;
-        const Products<T> products{call.device, scratch};
-        scaled_low(products, call, k, rank, u);
-        products.nt(s.rows, a.rows, rank, u, call.param<T>(down(k) + 1), call.out[0].fresh<T>() + a.first, Into::Add,
-                    {.c = s.out});
-      }
+      with_low<T>(call.device, [&]<class Low>(Element<Low>) { forward_of_adapters<T, Low>(call, s); });
     });
   }
 
@@ -146,22 +144,7 @@ class AdaptedLinear final : public Op {
     base_->backward(call);
     const Sizes s(call.dout[0].shape().rows(), call.param_shape(0));
     with_element(call.dout[0].dtype(), [&]<class T>(Element<T>) {
-      for (std::size_t k = 0; k < adapters_.size(); ++k) {
-        const Adapter& a = adapters_[k];
-        const std::int64_t rank = call.param_shape(down(k)).dim(0);
-        const T* dy = call.dout[0].data<T>() + a.first;
-        float *u = call.workspace, *v = u + s.rows * rank, *scratch = v + s.rows * rank;
-        const Products<T> products{call.device, scratch};
-        if (float* dup = call.dparam(down(k) + 1)) {
-          scaled_low(products, call, k, rank, u);
-          products.tn(a.rows, rank, s.rows, dy, u, dup, Into::Add, {.a = s.out});
-        }
-        float* ddown = call.dparam(down(k));
-        if (!ddown && !call.din[0]) continue;
-        products.scaled_nn(s.rows, rank, a.rows, dy, call.param<T>(down(k) + 1), v, {.a = s.out}, a.scale);
-        if (ddown) products.tn(rank, s.in, s.rows, v, call.in[0].data<T>(), ddown, Into::Add);
-        if (call.din[0]) products.nn(s.rows, s.in, rank, v, call.param<T>(down(k)), call.din[0].fresh<T>(), Into::Add);
-      }
+      with_low<T>(call.device, [&]<class Low>(Element<Low>) { backward_of_adapters<T, Low>(call, s); });
     });
   }
 
@@ -174,9 +157,40 @@ class AdaptedLinear final : public Op {
     return {.inputs = needs.inputs, .params = needs.params & ((Set{1} << first_) - 1)};
   }
   std::size_t down(std::size_t k) const { return first_ + 2 * k; }
+  template <class T, class Low>
+  void forward_of_adapters(const Call& call, const Sizes& s) const {
+    for (std::size_t k = 0; k < adapters_.size(); ++k) {
+      const Adapter& a = adapters_[k];
+      const std::int64_t rank = call.param_shape(down(k)).dim(0);
+      Low* u = reinterpret_cast<Low*>(call.workspace);
+      const Products products{call.device, call.workspace + s.rows * rank};
+      scaled_low<T>(products, call, k, rank, u);
+      products.nt(s.rows, a.rows, rank, u, call.param<T>(down(k) + 1), call.out[0].fresh<T>() + a.first, Into::Add,
+                  {.c = s.out});
+    }
+  }
+  template <class T, class Low>
+  void backward_of_adapters(const BackwardCall& call, const Sizes& s) const {
+    for (std::size_t k = 0; k < adapters_.size(); ++k) {
+      const Adapter& a = adapters_[k];
+      const std::int64_t rank = call.param_shape(down(k)).dim(0), low = s.rows * rank;
+      const T* dy = call.dout[0].data<T>() + a.first;
+      Low *u = reinterpret_cast<Low*>(call.workspace), *v = u + low;
+      const Products products{call.device, call.workspace + 2 * low};
+      if (float* dup = call.dparam(down(k) + 1)) {
+        scaled_low<T>(products, call, k, rank, u);
+        products.tn(a.rows, rank, s.rows, dy, u, dup, Into::Add, {.a = s.out});
+      }
+      float* ddown = call.dparam(down(k));
+      if (!ddown && !call.din[0]) continue;
+      products.scaled_nn(s.rows, rank, a.rows, dy, call.param<T>(down(k) + 1), v, {.a = s.out}, a.scale);
+      if (ddown) products.tn(rank, s.in, s.rows, v, call.in[0].data<T>(), ddown, Into::Add);
+      if (call.din[0]) products.nn(s.rows, s.in, rank, v, call.param<T>(down(k)), call.din[0].fresh<T>(), Into::Add);
+    }
+  }
   // s x A^T
-  template <class T>
-  void scaled_low(const Products<T>& products, const Call& call, std::size_t k, std::int64_t rank, float* u) const {
+  template <class T, class Low>
+  void scaled_low(const Products& products, const Call& call, std::size_t k, std::int64_t rank, Low* u) const {
     const Tensor& x = call.in[0];
     products.scaled_nt(x.shape().rows(), rank, x.shape().cols(), x.data<T>(), call.param<T>(down(k)), u,
                        adapters_[k].scale);

@@ -28,7 +28,7 @@ class Add final : public Op {
       const T *a = call.in[0].data<T>(), *b = call.in[1].data<T>();
       T* y = call.out[0].fresh<T>();
       const std::int64_t n = call.in[0].numel();
-      if (on_gpu<T>(call.device, [&](auto& gpu) { gpu.add(y, a, b, n); })) return;
+      if (on_gpu(call.device, [&](GpuOps& gpu) { gpu.on<T>().add(y, a, b, n); })) return;
       parallel_blocks(n, kElementGrain,
                       [&](auto begin, auto end) { kernels_on<T>().add(y + begin, a + begin, b + begin, end - begin); });
     });

@@ -1,6 +1,7 @@
-// y = a + b. Per element: 12 bytes moved (read a, b; write y), 1 flop. Limiter: memory bandwidth.
-// fill_rows: y = row, every row. Per element: 4 bytes written; the row comes from the cache. Limiter: memory bandwidth.
-// add_column_sums: per element 4 bytes read, 1 flop; the partial sums of a chunk of rows are 1/64 of that or less.
+// y = a + b. Per element: 3 elements moved (read a, b; write y), 1 flop. Limiter: memory bandwidth.
+// fill_rows: y = row, every row. Per element: 1 written; the row comes from the cache. Limiter: memory bandwidth.
+// add_column_sums: per element 1 read, 1 flop; the fp32 partial sums of a chunk of rows are 1/64 of their number or
+// less.
 // Limiter: memory bandwidth. The order of additions: rows of a chunk, eight interleaved chains; then chunks.
 #include <algorithm>
 
@@ -10,9 +11,10 @@
 namespace regather::cuda {
 namespace {
 
+template <class T>
 struct Add {
-  float* y;
-  const float *a, *b;
+  T* y;
+  const T *a, *b;
   template <bool kAligned>
   __device__ void quad(std::int64_t i, std::int64_t n) const {
     Float4 x = load_quad<kAligned>(a, i, n);
@@ -23,9 +25,9 @@ struct Add {
   }
 };
 
-template <bool kAligned>
+template <class T, bool kAligned>
 __global__ void __launch_bounds__(kQuadThreads)
-    fill_rows_kernel(float* y, const float* row, std::int64_t rows, std::int64_t cols) {
+    fill_rows_kernel(T* y, const T* row, std::int64_t rows, std::int64_t cols) {
   const std::int64_t i = 4 * (static_cast<std::int64_t>(blockIdx.x) * kQuadThreads + threadIdx.x);
   if (i >= cols) return;
   const Float4 value = load_quad<kAligned>(row, i, cols);
@@ -37,9 +39,9 @@ constexpr int kLanes = 32, kRows = 8, kColumns = 4 * kLanes;
 struct ColumnSums {
   Float4 v[kRows][kLanes];
 };
-template <bool kAligned>
+template <class T, bool kAligned>
 __global__ void __launch_bounds__(kLanes* kRows)
-    column_sums_kernel(float* partial, const float* x, std::int64_t rows, std::int64_t cols, std::int64_t chunk) {
+    column_sums_kernel(float* partial, const T* x, std::int64_t rows, std::int64_t cols, std::int64_t chunk) {
   auto& shared = block_shared<ColumnSums>().v;
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kColumns + 4 * threadIdx.x;
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.y) * chunk, end = min(rows, first + chunk);
@@ -71,37 +73,53 @@ __global__ void __launch_bounds__(kQuadThreads)
 
 }  // namespace
 
-void add(cudaStream_t stream, float* y, const float* a, const float* b, std::int64_t n) {
-  launch_quads("add", all_aligned(y, a, b), Add{y, a, b}, n, stream);
+template <class T>
+void add(cudaStream_t stream, T* y, const T* a, const T* b, std::int64_t n) {
+  launch_quads("add", all_aligned(y, a, b), Add<T>{y, a, b}, n, stream);
 }
-void CudaOps::add(float* y, const float* a, const float* b, std::int64_t n) { cuda::add(stream_, y, a, b, n); }
+template <class T>
+void CudaElementOps<T>::add(T* y, const T* a, const T* b, std::int64_t n) {
+  cuda::add(context_.stream(), y, a, b, n);
+}
 
-void CudaOps::fill_rows(float* y, const float* row, std::int64_t rows, std::int64_t cols) {
+template <class T>
+void CudaElementOps<T>::fill_rows(T* y, const T* row, std::int64_t rows, std::int64_t cols) {
   if (rows == 0 || cols == 0) return;
   constexpr std::int64_t kRowBlocks = 1024;
   const dim3 grid(blocks_for(cols, 4 * kQuadThreads), static_cast<unsigned>(std::min(rows, kRowBlocks)));
   const bool aligned = all_aligned(y, row) && cols % 4 == 0;
-  launch("fill_rows", aligned ? fill_rows_kernel<true> : fill_rows_kernel<false>, grid, kQuadThreads, 0, stream_, y,
-         row, rows, cols);
+  launch("fill_rows", aligned ? fill_rows_kernel<T, true> : fill_rows_kernel<T, false>, grid, kQuadThreads, 0,
+         context_.stream(), y, row, rows, cols);
 }
 
-void CudaOps::add_column_sums(float* sums, const float* x, std::int64_t rows, std::int64_t cols) {
+template <class T>
+void CudaElementOps<T>::add_column_sums(float* sums, const T* x, std::int64_t rows, std::int64_t cols) {
   if (rows == 0 || cols == 0) return;
   constexpr std::int64_t kChunkRows = 64, kMostChunks = 64;
   const std::int64_t chunks =
-      std::clamp<std::int64_t>(rows / kChunkRows, 1, std::min(kMostChunks, room_for<float>(cols)));
+      std::clamp<std::int64_t>(rows / kChunkRows, 1, std::min(kMostChunks, context_.room_for<float>(cols)));
   const std::int64_t chunk = (rows + chunks - 1) / chunks;
-  float* partial = scratch<float>(chunks * cols);
+  float* partial = context_.scratch<float>(chunks * cols);
   const dim3 grid(blocks_for(cols, kColumns), static_cast<unsigned>(chunks));
   const bool aligned = all_aligned(x) && cols % 4 == 0;
-  launch("column_sums", aligned ? column_sums_kernel<true> : column_sums_kernel<false>, grid, dim3(kLanes, kRows), 0,
-         stream_, partial, x, rows, cols, chunk);
-  add_partial_sums(sums, partial, chunks, cols, cols);
+  launch("column_sums", aligned ? column_sums_kernel<T, true> : column_sums_kernel<T, false>, grid, dim3(kLanes, kRows),
+         0, context_.stream(), partial, x, rows, cols, chunk);
+  context_.add_partial_sums(sums, partial, chunks, cols, cols);
 }
 
-void CudaOps::add_partial_sums(float* to, const float* x, std::int64_t chunks, std::int64_t cols, std::int64_t stride) {
+void OpContext::add_partial_sums(float* to, const float* x, std::int64_t chunks, std::int64_t cols,
+                                 std::int64_t stride) {
   launch("add_partial_sums", add_partial_sums_kernel, blocks_for(cols, kQuadThreads), kQuadThreads, 0, stream_, to, x,
          chunks, cols, stride);
 }
+
+template void add(cudaStream_t, float*, const float*, const float*, std::int64_t);
+template void add(cudaStream_t, Bf16*, const Bf16*, const Bf16*, std::int64_t);
+template void CudaElementOps<float>::add(float*, const float*, const float*, std::int64_t);
+template void CudaElementOps<float>::fill_rows(float*, const float*, std::int64_t, std::int64_t);
+template void CudaElementOps<float>::add_column_sums(float*, const float*, std::int64_t, std::int64_t);
+template void CudaElementOps<Bf16>::add(Bf16*, const Bf16*, const Bf16*, std::int64_t);
+template void CudaElementOps<Bf16>::fill_rows(Bf16*, const Bf16*, std::int64_t, std::int64_t);
+template void CudaElementOps<Bf16>::add_column_sums(float*, const Bf16*, std::int64_t, std::int64_t);
 
 }  // namespace regather::cuda

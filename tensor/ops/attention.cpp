@@ -57,8 +57,8 @@ class Attention final : public Op {
       const T* x = qkv.data<T>();
       T* y = call.out[0].fresh<T>();
       float* lse = call.out[1].fresh();
-      const auto gpu_forward = [&](auto& gpu) { gpu.attention(y, lse, x, sizes(qkv.shape()), mask(call)); };
-      if (on_gpu<T>(call.device, gpu_forward)) return;
+      const auto gpu_forward = [&](GpuOps& gpu) { gpu.on<T>().attention(y, lse, x, sizes(qkv.shape()), mask(call)); };
+      if (on_gpu(call.device, gpu_forward)) return;
       for_each_head(
           call, qkv.shape(), Direction::Forward, [&](const AttentionShape& s, const Offsets& at, float* workspace) {
             kernels_on<T>().attention_forward({s, x + at.q, x + at.k, x + at.v, y + at.y, lse + at.lse, workspace});
@@ -73,10 +73,10 @@ class Attention final : public Op {
       const T *x = qkv.data<T>(), *y = call.out[0].data<T>(), *dy = call.dout[0].data<T>();
       const float* lse = call.out[1].data();
       T* dx = call.din[0].fresh<T>();
-      const auto gpu_backward = [&](auto& gpu) {
-        gpu.attention_backward(dx, x, y, lse, dy, sizes(qkv.shape()), mask(call));
+      const auto gpu_backward = [&](GpuOps& gpu) {
+        gpu.on<T>().attention_backward(dx, x, y, lse, dy, sizes(qkv.shape()), mask(call));
       };
-      if (on_gpu<T>(call.device, gpu_backward)) return;
+      if (on_gpu(call.device, gpu_backward)) return;
       for_each_head(call, qkv.shape(), Direction::Backward,
                     [&](const AttentionShape& s, const Offsets& at, float* workspace) {
                       kernels_on<T>().attention_backward({s, x + at.q, x + at.k, x + at.v, y + at.y, lse + at.lse,

@@ -39,7 +39,7 @@ class Dropout final : public Op {
       const T* from = x.data<T>();
       T* to = y.fresh<T>();
       const RandomMask mask{.threshold = threshold_, .scale = scale_, .key = call.key};
-      if (on_gpu<T>(call.device, [&](auto& gpu) { gpu.dropout(to, from, sequences, size, mask); })) return;
+      if (on_gpu(call.device, [&](GpuOps& gpu) { gpu.on<T>().dropout(to, from, sequences, size, mask); })) return;
       for (std::int64_t b = 0; b < sequences; ++b)
         parallel_blocks(size, kElementGrain, [&](std::int64_t begin, std::int64_t end) {
           const RandomRow row = {

@@ -1,4 +1,4 @@
-// Per element: 8 bytes moved (read x; write y) and a quarter of a Philox block of 10 rounds, about 25 integer
+// Per element: 2 elements moved (read x; write y) and a quarter of a Philox block of 10 rounds, about 25 integer
 // operations. Limiter: memory bandwidth.
 #include <algorithm>
 
@@ -10,9 +10,9 @@ namespace regather::cuda {
 namespace {
 
 // A quad of a sequence is one Philox block. Sequences are rows of the grid.
-template <bool kAligned>
+template <class T, bool kAligned>
 __global__ void __launch_bounds__(kQuadThreads)
-    dropout_kernel(float* y, const float* x, std::int64_t size, std::int64_t sequences, DeviceMask mask) {
+    dropout_kernel(T* y, const T* x, std::int64_t size, std::int64_t sequences, DeviceMask mask) {
   const std::int64_t i = 4 * (static_cast<std::int64_t>(blockIdx.x) * kQuadThreads + threadIdx.x);
   if (i >= size) return;
   for (std::int64_t b = blockIdx.y; b < sequences; b += gridDim.y) {
@@ -27,13 +27,17 @@ __global__ void __launch_bounds__(kQuadThreads)
 
 }  // namespace
 
-void CudaOps::dropout(float* y, const float* x, std::int64_t sequences, std::int64_t size, const RandomMask& mask) {
+template <class T>
+void CudaElementOps<T>::dropout(T* y, const T* x, std::int64_t sequences, std::int64_t size, const RandomMask& mask) {
   if (sequences == 0 || size == 0) return;
   constexpr std::int64_t kMostRows = 32768;
   const dim3 grid(blocks_for(size, 4 * kQuadThreads), static_cast<unsigned>(std::min(sequences, kMostRows)));
   const bool aligned = all_aligned(y, x) && size % 4 == 0;
-  launch("dropout", aligned ? dropout_kernel<true> : dropout_kernel<false>, grid, kQuadThreads, 0, stream_, y, x, size,
-         sequences, device_mask(mask));
+  launch("dropout", aligned ? dropout_kernel<T, true> : dropout_kernel<T, false>, grid, kQuadThreads, 0,
+         context_.stream(), y, x, size, sequences, device_mask(mask));
 }
+
+template void CudaElementOps<float>::dropout(float*, const float*, std::int64_t, std::int64_t, const RandomMask&);
+template void CudaElementOps<Bf16>::dropout(Bf16*, const Bf16*, std::int64_t, std::int64_t, const RandomMask&);
 
 }  // namespace regather::cuda

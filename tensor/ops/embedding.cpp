@@ -54,10 +54,10 @@ class Embedding final : public Op {
     with_element(elements_, [&]<class T>(Element<T>) {
       const T *table = call.param<T>(0), *positions = has_positions_ ? call.param<T>(1) : nullptr;
       T* x = call.out[0].fresh<T>();
-      const auto gpu_forward = [&](auto& gpu) {
-        gpu.embedding(x, token, table, positions, batch, length, cols, vocab);
+      const auto gpu_forward = [&](GpuOps& gpu) {
+        gpu.on<T>().embedding(x, token, table, positions, batch, length, cols, vocab);
       };
-      if (on_gpu<T>(call.device, gpu_forward)) return;
+      if (on_gpu(call.device, gpu_forward)) return;
       parallel_blocks(tokens.numel(), kRowGrain, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
           const T* row = table + token[i] * cols;
@@ -77,10 +77,10 @@ class Embedding final : public Op {
     const std::int32_t* token = dtable ? call.in[0].data<std::int32_t>() : nullptr;
     with_element(elements_, [&]<class T>(Element<T>) {
       const T* g = dx.data<T>();
-      const auto gpu_backward = [&](auto& gpu) {
-        gpu.embedding_backward(dtable, dpositions, token, g, batch, length, cols);
+      const auto gpu_backward = [&](GpuOps& gpu) {
+        gpu.on<T>().embedding_backward(dtable, dpositions, token, g, batch, length, cols);
       };
-      if (on_gpu<T>(call.device, gpu_backward)) return;
+      if (on_gpu(call.device, gpu_backward)) return;
       parallel_blocks(cols, kColumnGrain, [&](std::int64_t begin, std::int64_t end) {
         const std::int64_t n = end - begin;
         for (std::int64_t i = 0; i < batch * length; ++i) {

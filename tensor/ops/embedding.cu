@@ -1,9 +1,9 @@
-// Forward, per element: 8 bytes moved (read the table; write x), 12 and 1 flop with positions. Limiter: memory
-// bandwidth and, for the table's rows, its latency. Backward: dtable, per element 4 bytes read, and 8 bytes for each
-// distinct token's row; each distinct token is summed by the blocks of its first occurrence, in the order of (b, t),
-// without atomics. To find occurrences every block reads the tokens (4 N bytes, from the cache): N^2 / 2 comparisons
-// for each 512 columns. dpositions: 4 bytes read an element. Limiter: memory bandwidth for long rows, the scan of the
-// tokens for short ones.
+// Forward, per element: 2 elements moved (read the table; write x), 3 and 1 flop with positions. Limiter: memory
+// bandwidth and, for the table's rows, its latency. Backward: dtable, per element 1 read, and 8 bytes for each element
+// of a distinct token's row; each distinct token is summed by the blocks of its first occurrence, in the order of (b,
+// t), without atomics. To find occurrences every block reads the tokens (4 N bytes, from the cache): N^2 / 2
+// comparisons for each 512 columns. dpositions: 1 read an element. Limiter: memory bandwidth for long rows, the scan of
+// the tokens for short ones.
 #include <algorithm>
 
 #include "tensor/cuda/cuda_ops.h"
@@ -12,15 +12,16 @@
 namespace regather::cuda {
 namespace {
 
+template <class T>
 struct EmbeddingTask {
-  float* x;
+  T* x;
   const std::int32_t* tokens;
-  const float *table, *positions;
+  const T *table, *positions;
   std::int64_t length, cols, vocab;
   Fault* fault;
 };
-template <bool kAligned>
-__global__ void __launch_bounds__(kQuadThreads) embedding_kernel(EmbeddingTask a, std::int64_t quads) {
+template <class T, bool kAligned>
+__global__ void __launch_bounds__(kQuadThreads) embedding_kernel(EmbeddingTask<T> a, std::int64_t quads) {
   const std::int64_t id = static_cast<std::int64_t>(blockIdx.x) * kQuadThreads + threadIdx.x;
   if (id >= quads) return;
   const std::int64_t each = (a.cols + 3) / 4, n = id / each, i = id % each * 4;
@@ -47,10 +48,9 @@ struct Matches {
   unsigned of_warp[kThreads / 32];
 };
 // Block (n, slab of columns) sums the gradients of token n's row, if n is where the token occurs first.
-template <bool kAligned>
-__global__ void __launch_bounds__(kThreads)
-    embedding_table_kernel(float* dtable, const std::int32_t* tokens, const float* dx, std::int64_t count,
-                           std::int64_t cols) {
+template <class T, bool kAligned>
+__global__ void __launch_bounds__(kThreads) embedding_table_kernel(float* dtable, const std::int32_t* tokens,
+                                                                   const T* dx, std::int64_t count, std::int64_t cols) {
   auto& matches = block_shared<Matches>().of_warp;
   const std::int64_t n = blockIdx.x, i = 4 * (static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x);
   const std::int32_t mine = load(tokens + n);
@@ -81,9 +81,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // dpositions[t] += the sum over sequences, in their order: one array of length x cols elements.
+template <class T>
 struct AddSequences {
   float* dpositions;
-  const float* dx;
+  const T* dx;
   std::int64_t batch, size;
   template <bool kAligned>
   __device__ void quad(std::int64_t i, std::int64_t n) const {
@@ -99,29 +100,40 @@ struct AddSequences {
 
 }  // namespace
 
-void CudaOps::embedding(float* x, const std::int32_t* tokens, const float* table, const float* positions,
-                        std::int64_t batch, std::int64_t length, std::int64_t cols, std::int64_t vocab) {
+template <class T>
+void CudaElementOps<T>::embedding(T* x, const std::int32_t* tokens, const T* table, const T* positions,
+                                  std::int64_t batch, std::int64_t length, std::int64_t cols, std::int64_t vocab) {
   const std::int64_t quads = batch * length * ((cols + 3) / 4);
   if (quads == 0) return;
   const bool aligned = all_aligned(x, table, positions) && cols % 4 == 0;
-  launch("embedding", aligned ? embedding_kernel<true> : embedding_kernel<false>, blocks_for(quads, kQuadThreads),
-         kQuadThreads, 0, stream_,
-         EmbeddingTask{x, tokens, table, positions, length, cols, vocab, faults_.data<Fault>()}, quads);
+  launch("embedding", aligned ? embedding_kernel<T, true> : embedding_kernel<T, false>, blocks_for(quads, kQuadThreads),
+         kQuadThreads, 0, context_.stream(),
+         EmbeddingTask<T>{x, tokens, table, positions, length, cols, vocab, context_.faults()}, quads);
 }
 
-void CudaOps::embedding_backward(float* dtable, float* dpositions, const std::int32_t* tokens, const float* dx,
-                                 std::int64_t batch, std::int64_t length, std::int64_t cols) {
+template <class T>
+void CudaElementOps<T>::embedding_backward(float* dtable, float* dpositions, const std::int32_t* tokens, const T* dx,
+                                           std::int64_t batch, std::int64_t length, std::int64_t cols) {
   const std::int64_t count = batch * length, size = length * cols;
   if (count == 0 || cols == 0) return;
   if (dtable) {
     const bool aligned = all_aligned(dtable, dx) && cols % 4 == 0;
     const dim3 grid(static_cast<unsigned>(count), blocks_for(cols, 4 * kThreads));
-    launch("embedding_table", aligned ? embedding_table_kernel<true> : embedding_table_kernel<false>, grid, kThreads, 0,
-           stream_, dtable, tokens, dx, count, cols);
+    launch("embedding_table", aligned ? embedding_table_kernel<T, true> : embedding_table_kernel<T, false>, grid,
+           kThreads, 0, context_.stream(), dtable, tokens, dx, count, cols);
   }
   if (dpositions)
     launch_quads("embedding_positions", all_aligned(dpositions, dx) && size % 4 == 0,
-                 AddSequences{dpositions, dx, batch, size}, size, stream_);
+                 AddSequences<T>{dpositions, dx, batch, size}, size, context_.stream());
 }
+
+template void CudaElementOps<float>::embedding(float*, const std::int32_t*, const float*, const float*, std::int64_t,
+                                               std::int64_t, std::int64_t, std::int64_t);
+template void CudaElementOps<float>::embedding_backward(float*, float*, const std::int32_t*, const float*, std::int64_t,
+                                                        std::int64_t, std::int64_t);
+template void CudaElementOps<Bf16>::embedding(Bf16*, const std::int32_t*, const Bf16*, const Bf16*, std::int64_t,
+                                              std::int64_t, std::int64_t, std::int64_t);
+template void CudaElementOps<Bf16>::embedding_backward(float*, float*, const std::int32_t*, const Bf16*, std::int64_t,
+                                                       std::int64_t, std::int64_t);
 
 }  // namespace regather::cuda

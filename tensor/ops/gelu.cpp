@@ -27,7 +27,7 @@ class Gelu final : public Op {
       const T* x = call.in[0].data<T>();
       T* y = call.out[0].fresh<T>();
       const std::int64_t n = call.in[0].numel();
-      if (on_gpu<T>(call.device, [&](auto& gpu) { gpu.gelu(y, x, n); })) return;
+      if (on_gpu(call.device, [&](GpuOps& gpu) { gpu.on<T>().gelu(y, x, n); })) return;
       parallel_blocks(n, kElementGrain,
                       [&](auto begin, auto end) { kernels_on<T>().gelu(y + begin, x + begin, end - begin); });
     });
@@ -38,7 +38,7 @@ class Gelu final : public Op {
       const T *x = call.in[0].data<T>(), *dy = call.dout[0].data<T>();
       T* dx = call.din[0].fresh<T>();
       const std::int64_t n = call.dout[0].numel();
-      if (on_gpu<T>(call.device, [&](auto& gpu) { gpu.gelu_backward(dx, x, dy, n); })) return;
+      if (on_gpu(call.device, [&](GpuOps& gpu) { gpu.on<T>().gelu_backward(dx, x, dy, n); })) return;
       parallel_blocks(n, kElementGrain, [&](auto begin, auto end) {
         kernels_on<T>().gelu_backward(dx + begin, x + begin, dy + begin, end - begin);
       });

@@ -38,7 +38,8 @@ class LayerNorm final : public Op {
     with_element(x.dtype(), [&]<class T>(Element<T>) {
       const T *gain = call.param<T>(0), *bias = call.param<T>(1), *from = x.data<T>();
       T* y = call.out[0].fresh<T>();
-      if (on_gpu<T>(call.device, [&](auto& gpu) { gpu.layer_norm(y, from, gain, bias, rows, cols, kEps); })) return;
+      if (on_gpu(call.device, [&](GpuOps& gpu) { gpu.on<T>().layer_norm(y, from, gain, bias, rows, cols, kEps); }))
+        return;
       parallel_blocks(rows, RowChunks::kRows, [&](auto begin, auto end) {
         kernels_on<T>().layer_norm(y + begin * cols, from + begin * cols, gain, bias, end - begin, cols, kEps);
       });
@@ -53,10 +54,10 @@ class LayerNorm final : public Op {
       T* dx = call.din[0] ? call.din[0].fresh<T>() : nullptr;
       const bool reads_x = dx || dgain;
       const T *x = reads_x ? call.in[0].data<T>() : nullptr, *gain = call.param<T>(0), *g = dy.data<T>();
-      const auto gpu_backward = [&](auto& gpu) {
-        gpu.layer_norm_backward(dx, dgain, dbias, x, gain, g, rows, cols, kEps);
+      const auto gpu_backward = [&](GpuOps& gpu) {
+        gpu.on<T>().layer_norm_backward(dx, dgain, dbias, x, gain, g, rows, cols, kEps);
       };
-      if (on_gpu<T>(call.device, gpu_backward)) return;
+      if (on_gpu(call.device, gpu_backward)) return;
       const RowChunks chunks(rows);
       chunks.add_up(call.workspace, 2 * cols, [&](auto begin, auto end, float* partial) {
         kernels_on<T>().layer_norm_backward(dx ? dx + begin * cols : nullptr, dgain ? partial : nullptr,

@@ -53,11 +53,11 @@ class Linear final : public Op {
     with_element(x.dtype(), [&]<class T>(Element<T>) {
       T* y = call.out[0].fresh<T>();
       const T *weight = call.param<T>(0), *bias = has_bias_ ? call.param<T>(1) : nullptr;
-      const auto gpu_forward = [&](auto& gpu) {
-        if (bias) gpu.fill_rows(y, bias, rows, out);
-        gpu.gemm_nt(rows, out, in, x.data(), weight, y, into);
+      const auto gpu_forward = [&](GpuOps& gpu) {
+        if (bias) gpu.on<T>().fill_rows(y, bias, rows, out);
+        gpu.gemm_nt(rows, out, in, x.data<T>(), weight, y, into);
       };
-      if (on_gpu<T>(call.device, gpu_forward)) return;
+      if (on_gpu(call.device, gpu_forward)) return;
       if (bias)  // the product adds to it: one pass over y less than adding it afterwards, and one rounding
         parallel_blocks(rows, kRowGrain, [&](auto begin, auto end) {
           kernels_on<T>().fill_rows(y + begin * out, bias, end - begin, out);
@@ -74,12 +74,12 @@ class Linear final : public Op {
       T* dx = call.din[0] ? call.din[0].fresh<T>() : nullptr;
       float *dw = call.dparam(0), *db = has_bias_ ? call.dparam(1) : nullptr;
       const T *weight = dx ? call.param<T>(0) : nullptr, *x = dw ? call.in[0].data<T>() : nullptr;
-      const auto gpu_backward = [&](auto& gpu) {
+      const auto gpu_backward = [&](GpuOps& gpu) {
         if (dx) gpu.gemm_nn(rows, in, out, g, weight, dx, Into::Write);
         if (dw) gpu.gemm_tn(out, in, rows, g, x, dw, Into::Add);
-        if (db) gpu.add_column_sums(db, g, rows, out);
+        if (db) gpu.on<T>().add_column_sums(db, g, rows, out);
       };
-      if (on_gpu<T>(call.device, gpu_backward)) return;
+      if (on_gpu(call.device, gpu_backward)) return;
       if (dx) gemm_nn(rows, in, out, g, weight, dx, Into::Write, {}, call.workspace);
       if (dw) gemm_tn(out, in, rows, g, x, dw, Into::Add, {}, call.workspace);
       if (!db) return;

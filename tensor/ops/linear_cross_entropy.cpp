@@ -1,6 +1,7 @@
 // logits = x w^T, loss[n] = log(sum of e^logits[n]) - logits[n, target[n]];
 // dlogits = dloss[n] (softmax - one_hot(target)), dx = dlogits w, dw += dlogits^T x.
-// Logits and losses are fp32, whatever the type of x and w. Training does all of it in backward(), chunk by chunk:
+// Logits and losses are fp32, whatever the type of x and w; so are dlogits, but for a GPU's products, which take
+// factors of one type. Training does all of it in backward(), chunk by chunk:
 // three products; a forward pass that threw its logits away would make it four. Saves x, targets and the losses, which
 // backward() fills.
 #include "tensor/ops/linear_cross_entropy.h"
@@ -53,10 +54,10 @@ class LinearCrossEntropy final : public Op {
   void forward(const Call& call) const override {
     with_element(call.in[0].dtype(), [&]<class T>(Element<T>) {
       for_each_chunk<T>(call, [&](const Chunk<T>& c, float* losses) {
-        const auto gpu_losses = [&](auto& gpu) {
-          gpu.token_losses(losses, c.logits, c.targets, nullptr, c.rows, c.vocab);
+        const auto gpu_losses = [&](GpuOps& gpu) {
+          gpu.on<T>().token_losses(losses, c.logits, c.targets, nullptr, c.rows, c.vocab);
         };
-        if (on_gpu<T>(call.device, gpu_losses)) return;
+        if (on_gpu(call.device, gpu_losses)) return;
         each_row(c.rows, [&](std::int64_t r) {
           losses[r] = c.targets[r] < 0 ? 0.0F : kernels().token_loss(c.logits + r * c.vocab, c.vocab, c.targets[r]);
         });
@@ -71,12 +72,15 @@ class LinearCrossEntropy final : public Op {
       T* dx = call.din[0] ? call.din[0].fresh<T>() : nullptr;
       float* dweight = call.dparam(0);
       for_each_chunk<T>(call, [&](const Chunk<T>& c, float* losses) {
-        const auto gpu_backward = [&](auto& gpu) {
-          gpu.token_losses(losses, c.logits, c.targets, dloss + c.first, c.rows, c.vocab);
-          if (dx) gpu.gemm_nn(c.rows, c.cols, c.vocab, c.logits, weight, dx + c.first * c.cols, Into::Write);
-          if (dweight) gpu.gemm_tn(c.vocab, c.cols, c.rows, c.logits, c.x, dweight, Into::Add);
+        const auto gpu_backward = [&](GpuOps& gpu) {
+          gpu.on<T>().token_losses(losses, c.logits, c.targets, dloss + c.first, c.rows, c.vocab);
+          // Rows of what products take there: elements of x, in the room of the logits.
+          const T* dlogits = reinterpret_cast<const T*>(c.logits);
+          const RowStrides apart = {.a = c.vocab * static_cast<std::int64_t>(sizeof(float) / sizeof(T))};
+          if (dx) gpu.gemm_nn(c.rows, c.cols, c.vocab, dlogits, weight, dx + c.first * c.cols, Into::Write, apart);
+          if (dweight) gpu.gemm_tn(c.vocab, c.cols, c.rows, dlogits, c.x, dweight, Into::Add, apart);
         };
-        if (on_gpu<T>(call.device, gpu_backward)) return;
+        if (on_gpu(call.device, gpu_backward)) return;
         each_row(c.rows, [&](std::int64_t r) {
           float* row = c.logits + r * c.vocab;
           if (c.targets[r] >= 0) {
@@ -119,8 +123,8 @@ class LinearCrossEntropy final : public Op {
                           .targets = targets.data<std::int32_t>() + first,
                           .logits = call.workspace,
                           .scratch = call.workspace + size * vocab};
-      if (!on_gpu<T>(call.device,
-                     [&](auto& gpu) { gpu.gemm_nt(c.rows, vocab, cols, c.x, weight, c.logits, Into::Write); }))
+      if (!on_gpu(call.device,
+                  [&](GpuOps& gpu) { gpu.gemm_nt(c.rows, vocab, cols, c.x, weight, c.logits, Into::Write); }))
         gemm_nt(c.rows, vocab, cols, c.x, weight, c.logits, Into::Write, {}, c.scratch);
       f(c, losses + first);
     }

@@ -1,7 +1,7 @@
 // Losses of rows of logits (the products are cuBLAS's). Per logit: 4 bytes read from memory, about 5 flops and an
-// exponential; with the gradient once more 4 bytes read (of a row that the cache may still hold) and 4 written, another
-// exponential. Limiter: memory bandwidth. One block a row; the order of additions follows from the size of the
-// vocabulary.
+// exponential; with the gradient once more 4 bytes read (of a row that the cache may still hold) and an element
+// written, another exponential. Limiter: memory bandwidth. One block a row; the order of additions follows from the
+// size of the vocabulary.
 #include "tensor/cuda/cuda_ops.h"
 #include "tensor/cuda/quads.cuh"
 #include "tensor/cuda/reduce.cuh"
@@ -22,22 +22,38 @@ struct LossShared {
   Partials<float, 1> one;
 };
 
-// f(index, logit) and, with kStores, its result in place of the logit. Four at a time if the vocabulary allows it for
-// every row (logits are workspace, which begins at a whole line); one at a time otherwise: neighbouring threads then
-// read neighbouring words.
-template <bool kQuads, bool kStores, class F>
-__device__ __forceinline__ void for_each_logit(float* row, std::int64_t vocab, F f) {
-  constexpr int kStep = kQuads ? 4 : 1;
-  using Piece = Pack<float, kStep>;
+template <int kStep>
+__device__ __forceinline__ Pack<float, kStep> load_logits(const float* row, std::int64_t i) {
+  return load(reinterpret_cast<const Pack<float, kStep>*>(row + i));
+}
+
+// f(index, logit). Four at a time if the vocabulary allows it for every row (logits are workspace, which begins at a
+// whole line); one at a time otherwise: neighbouring threads then read neighbouring words.
+template <int kStep, class F>
+__device__ __forceinline__ void for_each_logit(const float* row, std::int64_t vocab, F f) {
   for (std::int64_t i = static_cast<std::int64_t>(threadIdx.x) * kStep; i < vocab; i += kThreads * kStep) {
-    Piece piece = load(reinterpret_cast<const Piece*>(row + i));
+    const Pack<float, kStep> piece = load_logits<kStep>(row, i);
 #pragma unroll
-    for (int k = 0; k < kStep; ++k) piece.v[k] = f(i + k, piece.v[k]);
-    if constexpr (kStores) store(reinterpret_cast<Piece*>(row + i), piece);
+    for (int k = 0; k < kStep; ++k) f(i + k, piece.v[k]);
+  }
+}
+// The row becomes f(index, logit) in elements of type T, which end before the first logit that is still to be read.
+template <class T, int kStep, class F>
+__device__ __forceinline__ void replace_logits(float* row, std::int64_t vocab, F f) {
+  for (std::int64_t first = 0; first < vocab; first += kThreads * kStep) {
+    const std::int64_t i = first + static_cast<std::int64_t>(threadIdx.x) * kStep;
+    Pack<T, kStep> piece{};
+    if (i < vocab) {
+      const Pack<float, kStep> logits = load_logits<kStep>(row, i);
+#pragma unroll
+      for (int k = 0; k < kStep; ++k) piece.v[k] = rounded<T>(f(i + k, logits.v[k]));
+    }
+    if constexpr (sizeof(T) < sizeof(float)) __syncthreads();  // other threads' logits are where this goes
+    if (i < vocab) store(reinterpret_cast<Pack<T, kStep>*>(reinterpret_cast<T*>(row) + i), piece);
   }
 }
 
-template <bool kQuads>
+template <class T, int kStep>
 __global__ void __launch_bounds__(kThreads) token_losses_kernel(LossTask a) {
   auto& shared = block_shared<LossShared>();
   const std::int64_t r = blockIdx.x;
@@ -52,18 +68,17 @@ __global__ void __launch_bounds__(kThreads) token_losses_kernel(LossTask a) {
         store(&a.fault->limit, static_cast<std::int32_t>(a.vocab));
       }
     }
-    if (a.weights) for_each_logit<kQuads, true>(row, a.vocab, [](std::int64_t, float) { return 0.0F; });
+    if (a.weights) replace_logits<T, kStep>(row, a.vocab, [](std::int64_t, float) { return 0.0F; });
     return;
   }
   const float chosen = load(row + target);
   float top[1] = {-INFINITY}, total[1] = {0};
-  for_each_logit<kQuads, false>(row, a.vocab, [&](std::int64_t, float x) {
+  for_each_logit<kStep>(row, a.vocab, [&](std::int64_t, float x) {
     if (x > top[0]) {  // what was added so far is of the old maximum
       total[0] *= expf(top[0] - x);
       top[0] = x;
     }
     total[0] += expf(x - top[0]);
-    return x;
   });
   const float mine = top[0];
   reduce_block(top, shared.one, Max{});
@@ -72,18 +87,24 @@ __global__ void __launch_bounds__(kThreads) token_losses_kernel(LossTask a) {
   if (threadIdx.x == 0) store(a.losses + r, logf(total[0]) + (top[0] - chosen));
   if (!a.weights) return;
   const float weight = load(a.weights + r), scale = weight / total[0], highest = top[0];
-  for_each_logit<kQuads, true>(
+  replace_logits<T, kStep>(
       row, a.vocab, [=](std::int64_t i, float x) { return expf(x - highest) * scale - (i == target ? weight : 0.0F); });
 }
 
 }  // namespace
 
-void CudaOps::token_losses(float* losses, float* logits, const std::int32_t* targets, const float* weights,
-                           std::int64_t rows, std::int64_t vocab) {
+template <class T>
+void CudaElementOps<T>::token_losses(float* losses, float* logits, const std::int32_t* targets, const float* weights,
+                                     std::int64_t rows, std::int64_t vocab) {
   if (rows == 0) return;
-  launch("token_losses", vocab % 4 == 0 ? token_losses_kernel<true> : token_losses_kernel<false>,
-         static_cast<unsigned>(rows), kThreads, 0, stream_,
-         LossTask{losses, logits, targets, weights, vocab, faults_.data<Fault>()});
+  launch("token_losses", vocab % 4 == 0 ? token_losses_kernel<T, 4> : token_losses_kernel<T, 1>,
+         static_cast<unsigned>(rows), kThreads, 0, context_.stream(),
+         LossTask{losses, logits, targets, weights, vocab, context_.faults()});
 }
+
+template void CudaElementOps<float>::token_losses(float*, float*, const std::int32_t*, const float*, std::int64_t,
+                                                  std::int64_t);
+template void CudaElementOps<Bf16>::token_losses(float*, float*, const std::int32_t*, const float*, std::int64_t,
+                                                 std::int64_t);
 
 }  // namespace regather::cuda

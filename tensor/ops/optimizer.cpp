@@ -53,7 +53,7 @@ void adamw(float* p, float* m, float* v, const float* g, std::int64_t n, const A
 }
 
 void adamw(Device& device, float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWStep& s) {
-  if (on_gpu<float>(device, [&](auto& gpu) { gpu.adamw(p, m, v, g, n, factors_of(s)); })) return;
+  if (on_gpu(device, [&](GpuOps& gpu) { gpu.adamw(p, m, v, g, n, factors_of(s)); })) return;
   adamw(p, m, v, g, n, s);
 }
 
@@ -66,16 +66,16 @@ void sgd(float* p, float* momentum_buffer, const float* g, std::int64_t n, const
 }
 
 void sgd(Device& device, float* p, float* momentum_buffer, const float* g, std::int64_t n, const SgdStep& s) {
-  const auto by_gpu = [&](auto& gpu) {
+  const auto by_gpu = [&](GpuOps& gpu) {
     gpu.sgd(p, momentum_buffer, g, n, s.gradient_scale, s.weight_decay, s.lr, s.momentum);
   };
-  if (on_gpu<float>(device, by_gpu)) return;
+  if (on_gpu(device, by_gpu)) return;
   sgd(p, momentum_buffer, g, n, s);
 }
 
 double sum_of_squares(Device& device, const float* x, std::int64_t n) {
   double sum = 0;
-  if (!on_gpu<float>(device, [&](auto& gpu) { sum = gpu.sum_of_squares(x, n); })) sum = sum_of_squares(x, n);
+  if (!on_gpu(device, [&](GpuOps& gpu) { sum = gpu.sum_of_squares(x, n); })) sum = sum_of_squares(x, n);
   return sum;
 }
 

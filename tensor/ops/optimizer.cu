@@ -100,20 +100,21 @@ void launch_total(const char* name, typename F::Total* partial, const float* x, 
 }  // namespace
 
 void CudaOps::adamw(float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWFactors& factors) {
-  launch_quads("adamw", all_aligned(p, m, v, g), AdamW{p, m, v, g, factors}, n, stream_);
+  launch_quads("adamw", all_aligned(p, m, v, g), AdamW{p, m, v, g, factors}, n, context_.stream());
 }
 void CudaOps::sgd(float* p, float* momentum, const float* g, std::int64_t n, float gradient_scale, float decay,
                   float lr, float mu) {
-  launch_quads("sgd", all_aligned(p, momentum, g), Sgd{p, momentum, g, gradient_scale, decay, lr, mu}, n, stream_);
+  launch_quads("sgd", all_aligned(p, momentum, g), Sgd{p, momentum, g, gradient_scale, decay, lr, mu}, n,
+               context_.stream());
 }
 double CudaOps::sum_of_squares(const float* x, std::int64_t n) {
-  double* total = scratch<double>(kMostBlocks);
-  launch_total("sum_of_squares", total, x, n, Square{}, stream_);
+  double* total = context_.scratch<double>(kMostBlocks);
+  launch_total("sum_of_squares", total, x, n, Square{}, context_.stream());
   return read(total);
 }
 std::int64_t CudaOps::count_nonfinite(const float* x, std::int64_t n) {
-  auto* total = scratch<unsigned long long>(kMostBlocks);
-  launch_total("count_nonfinite", total, x, n, NotFinite{}, stream_);
+  auto* total = context_.scratch<unsigned long long>(kMostBlocks);
+  launch_total("count_nonfinite", total, x, n, NotFinite{}, context_.stream());
   return static_cast<std::int64_t>(read(total));
 }
 

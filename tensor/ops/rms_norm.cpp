@@ -34,7 +34,7 @@ class RmsNorm final : public Op {
     with_element(x.dtype(), [&]<class T>(Element<T>) {
       const T *gain = call.param<T>(0), *from = x.data<T>();
       T* y = call.out[0].fresh<T>();
-      if (on_gpu<T>(call.device, [&](auto& gpu) { gpu.rms_norm(y, from, gain, rows, cols, kEps); })) return;
+      if (on_gpu(call.device, [&](GpuOps& gpu) { gpu.on<T>().rms_norm(y, from, gain, rows, cols, kEps); })) return;
       parallel_blocks(rows, RowChunks::kRows, [&](auto begin, auto end) {
         kernels_on<T>().rms_norm(y + begin * cols, from + begin * cols, gain, end - begin, cols, kEps);
       });
@@ -48,7 +48,8 @@ class RmsNorm final : public Op {
     with_element(dy.dtype(), [&]<class T>(Element<T>) {
       T* dx = call.din[0] ? call.din[0].fresh<T>() : nullptr;
       const T *x = call.in[0].data<T>(), *gain = call.param<T>(0), *g = dy.data<T>();
-      if (on_gpu<T>(call.device, [&](auto& gpu) { gpu.rms_norm_backward(dx, dgain, x, gain, g, rows, cols, kEps); }))
+      if (on_gpu(call.device,
+                 [&](GpuOps& gpu) { gpu.on<T>().rms_norm_backward(dx, dgain, x, gain, g, rows, cols, kEps); }))
         return;
       const RowChunks chunks(rows);
       chunks.add_up(call.workspace, cols, [&](auto begin, auto end, float* partial) {

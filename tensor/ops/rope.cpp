@@ -65,7 +65,8 @@ class Rope final : public Op {
     with_element(from.dtype(), [&]<class T>(Element<T>) {
       const Shape& qkv = from.shape();
       const AttentionSizes sizes = {qkv.dim(0), qkv.dim(1), heads_, kv_heads_, 2 * half(qkv)};
-      if (!on_gpu<T>(call.device, [&](auto& gpu) { gpu.rope(to.fresh(), from.data(), sizes, theta_, sign); }))
+      if (!on_gpu(call.device,
+                  [&](GpuOps& gpu) { gpu.on<T>().rope(to.fresh<T>(), from.data<T>(), sizes, theta_, sign); }))
         rotate(call.workspace, from.data<T>(), to.fresh<T>(), qkv, sign);
     });
   }

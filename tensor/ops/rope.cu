@@ -1,6 +1,6 @@
-// Per element of the query and key heads: 8 bytes moved (read x; write y), 3 flops; value heads are copied. The cosines
-// and sines of T positions are made first, in double (the angle is exact to fp32 at any position), and then come from
-// the cache. Limiter: memory bandwidth.
+// Per element of the query and key heads: 2 elements moved (read x; write y), 3 flops; value heads are copied. The
+// cosines and sines of T positions are made first, in double (the angle is exact to fp32 at any position), and then
+// come from the cache. Limiter: memory bandwidth.
 #include <algorithm>
 
 #include "tensor/cuda/cuda_ops.h"
@@ -23,15 +23,17 @@ __global__ void __launch_bounds__(kThreads) rotations_kernel(Rotation* table, st
   store(table + i, Rotation{static_cast<float>(cos(angle)), static_cast<float>(sign * sin(angle))});
 }
 
+template <class T>
 struct RopeTask {
-  float* y;
-  const float* x;
+  T* y;
+  const T* x;
   const Rotation* table;
   std::int64_t first, count;  // positions
   std::int64_t tokens, cols, half, rotated_heads;
 };
 // A thread rotates a pair or copies one element: item (b, t, i), i < rotated_heads half + value elements.
-__global__ void __launch_bounds__(kThreads) rope_kernel(RopeTask a, std::int64_t items) {
+template <class T>
+__global__ void __launch_bounds__(kThreads) rope_kernel(RopeTask<T> a, std::int64_t items) {
   const std::int64_t id = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (id >= items) return;
   const std::int64_t pairs = a.rotated_heads * a.half, each = a.cols - pairs;
@@ -43,26 +45,30 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(RopeTask a, std::int64_t
   }
   const std::int64_t at = row + i / a.half * 2 * a.half + i % a.half;
   const Rotation r = load(a.table + t * a.half + i % a.half);
-  const float u = load(a.x + at), v = load(a.x + at + a.half);
-  store(a.y + at, u * r.cosine - v * r.sine);
-  store(a.y + at + a.half, v * r.cosine + u * r.sine);
+  const float u = widened(load(a.x + at)), v = widened(load(a.x + at + a.half));
+  store(a.y + at, rounded<T>(u * r.cosine - v * r.sine));
+  store(a.y + at + a.half, rounded<T>(v * r.cosine + u * r.sine));
 }
 
 }  // namespace
 
-void CudaOps::rope(float* y, const float* x, const AttentionSizes& s, double theta, double sign) {
+template <class T>
+void CudaElementOps<T>::rope(T* y, const T* x, const AttentionSizes& s, double theta, double sign) {
   const std::int64_t half = s.head_size / 2, rotated = s.heads + s.kv_heads,
                      cols = (rotated + s.kv_heads) * s.head_size;
-  const std::int64_t most = room_for<Rotation>(half);
+  const std::int64_t most = context_.room_for<Rotation>(half);
   for (std::int64_t first = 0; first < s.tokens; first += most) {
     const std::int64_t count = std::min(most, s.tokens - first), items = s.batch * count * (cols - rotated * half);
     if (items == 0) return;
-    auto* table = scratch<Rotation>(count * half);
-    launch("rotations", rotations_kernel, blocks_for(count * half, kThreads), kThreads, 0, stream_, table, first, count,
-           half, theta, sign);
-    launch("rope", rope_kernel, blocks_for(items, kThreads), kThreads, 0, stream_,
-           RopeTask{y, x, table, first, count, s.tokens, cols, half, rotated}, items);
+    auto* table = context_.scratch<Rotation>(count * half);
+    launch("rotations", rotations_kernel, blocks_for(count * half, kThreads), kThreads, 0, context_.stream(), table,
+           first, count, half, theta, sign);
+    launch("rope", rope_kernel<T>, blocks_for(items, kThreads), kThreads, 0, context_.stream(),
+           RopeTask<T>{y, x, table, first, count, s.tokens, cols, half, rotated}, items);
   }
 }
+
+template void CudaElementOps<float>::rope(float*, const float*, const AttentionSizes&, double, double);
+template void CudaElementOps<Bf16>::rope(Bf16*, const Bf16*, const AttentionSizes&, double, double);
 
 }  // namespace regather::cuda

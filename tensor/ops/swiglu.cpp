@@ -28,7 +28,7 @@ class SwiGlu final : public Op {
       const T *gate = call.in[0].data<T>(), *up = call.in[1].data<T>();
       T* y = call.out[0].fresh<T>();
       const std::int64_t n = call.in[0].numel();
-      if (on_gpu<T>(call.device, [&](auto& gpu) { gpu.swiglu(y, gate, up, n); })) return;
+      if (on_gpu(call.device, [&](GpuOps& gpu) { gpu.on<T>().swiglu(y, gate, up, n); })) return;
       parallel_blocks(n, kElementGrain, [&](auto begin, auto end) {
         kernels_on<T>().swiglu(y + begin, gate + begin, up + begin, end - begin);
       });
@@ -41,7 +41,7 @@ class SwiGlu final : public Op {
       if (!dgate && !dup) return;
       const T *gate = call.in[0].data<T>(), *up = dgate ? call.in[1].data<T>() : gate, *dy = call.dout[0].data<T>();
       const std::int64_t n = call.dout[0].numel();
-      if (on_gpu<T>(call.device, [&](auto& gpu) { gpu.swiglu_backward(dgate, dup, gate, up, dy, n); })) return;
+      if (on_gpu(call.device, [&](GpuOps& gpu) { gpu.on<T>().swiglu_backward(dgate, dup, gate, up, dy, n); })) return;
       parallel_blocks(n, kElementGrain, [&](auto begin, auto end) {
         kernels_on<T>().swiglu_backward(dgate ? dgate + begin : nullptr, dup ? dup + begin : nullptr, gate + begin,
                                         up + begin, dy + begin, end - begin);

@@ -103,6 +103,10 @@ extern "C" cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t
 extern "C" cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t, void* workspace, std::size_t bytes) {
   return state().check(workspace, bytes, "cuBLAS workspace") ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
+extern "C" cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t mode) {
+  // Sums of products are in fp32, as is said here; a library that was not told so may split and round them.
+  return mode == CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
 extern "C" const char* cublasGetStatusString(cublasStatus_t status) {
   switch (status) {
     case CUBLAS_STATUS_SUCCESS: return "success";

@@ -37,6 +37,12 @@ void warp_barrier(unsigned mask, Place place);
 std::uint64_t warp_read(unsigned mask, std::uint64_t mine, int lane, Place place);
 unsigned warp_ballot(unsigned mask, bool mine, Place place);
 
+// bf16, and what tensor cores do with it (tensor/cuda/bf16.cuh).
+std::uint16_t bf16_bits(float x);  // to nearest, ties to even
+enum class Transposed { No, Yes };
+void warp_multiply(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], Place place);
+void warp_load_matrices(std::uint32_t (&r)[4], const void* row, Transposed transposed, Place place);
+
 enum class Access { Load, Store, Atomic };
 void count_access(Access access, const void* data, std::size_t bytes);
 void* shared_memory(const void* key, std::size_t bytes);  // of this block, full of NaNs at its first use

@@ -1,11 +1,13 @@
 #include "tests/cuda_emu/example_kernels.h"
 
+#include "tensor/cuda/bf16.cuh"
 #include "tensor/cuda/launch.cuh"
 
 namespace cuda_emu::examples {
 namespace {
 
 using namespace regather::cuda;
+using regather::Bf16;
 
 constexpr unsigned kAll = 0xffffffffU;
 
@@ -166,6 +168,45 @@ __global__ void race_between_blocks_kernel(float* x) {
   if (threadIdx.x == 0) *x += 1.0F;  // without an atomic, and without the helpers
 }
 
+struct Matrices {
+  alignas(16) Bf16 a[16][16], b[16][16];
+};
+__global__ void tensor_cores_kernel(float* c, const float* a, const float* b, Right right) {
+  auto& s = block_shared<Matrices>();
+  const int lane = thread_index();
+  for (int i = lane; i < 256; i += 32) {
+    s.a[i / 16][i % 16] = rounded<Bf16>(load(a + i));
+    s.b[i / 16][i % 16] = rounded<Bf16>(load(b + i));
+  }
+  __syncwarp();
+  Bf16Pair left[4], both[4];
+  load_matrices(left, &s.a[lane % 16][lane / 16 * 8]);
+  if (right == Right::Transposed)
+    load_matrices(both, &s.b[lane % 8 + lane / 16 * 8][lane / 8 % 2 * 8]);
+  else
+    load_transposed(both, &s.b[lane % 16][lane / 16 * 8]);
+  for (int half = 0; half < 2; ++half) {
+    float sums[4] = {};
+    multiply_fragments(sums, left, {both[2 * half], both[2 * half + 1]});
+    for (int i = 0; i < 4; ++i) store(c + (lane / 4 + i / 2 * 8) * 16 + 8 * half + lane % 4 * 2 + i % 2, sums[i]);
+  }
+}
+__global__ void one_product_kernel(float* c) {
+  float sums[4] = {};
+  multiply_fragments(sums, {0, 0, 0, 0}, {0, 0});
+  store(c + threadIdx.x, sums[0]);
+}
+__global__ void matrix_outside_shared_memory_kernel(float* to) {
+  Bf16Pair r[4];
+  load_matrices(r, reinterpret_cast<const Bf16*>(to));
+  store(to + threadIdx.x, static_cast<float>(r[0]));
+}
+__global__ void misaligned_matrix_kernel(float* to) {
+  Bf16Pair r[4];
+  load_matrices(r, &block_shared<Matrices>().a[0][4]);
+  store(to + threadIdx.x, static_cast<float>(r[0]));
+}
+
 }  // namespace
 
 void add_one(float* x, int n, Stream s) { launch("add_one", add_one_kernel, for_elements(n, 64), 64, 0, s, x, n); }
@@ -244,6 +285,18 @@ void shuffle_from_missing_lane(int* to, Stream s) {
 }
 void race_between_blocks(float* x, int blocks, Stream s) {
   launch("race_between_blocks", race_between_blocks_kernel, static_cast<unsigned>(blocks), 32, 0, s, x);
+}
+void tensor_cores(float* c, const float* a, const float* b, Right right, Stream stream) {
+  launch("tensor_cores", tensor_cores_kernel, 1, 32, 0, stream, c, a, b, right);
+}
+void tensor_cores_of_half_a_warp(float* c, Stream stream) {
+  launch("tensor_cores_of_half_a_warp", one_product_kernel, 1, 16, 0, stream, c);
+}
+void matrix_outside_shared_memory(float* to, Stream stream) {
+  launch("matrix_outside_shared_memory", matrix_outside_shared_memory_kernel, 1, 32, 0, stream, to);
+}
+void misaligned_matrix(float* to, Stream stream) {
+  launch("misaligned_matrix", misaligned_matrix_kernel, 1, 32, 0, stream, to);
 }
 
 }  // namespace cuda_emu::examples

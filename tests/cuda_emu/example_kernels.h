@@ -23,6 +23,9 @@ void too_many_threads(float* x, Stream stream);
 bool let_share(int bytes);                               // for share: the limit of its dynamic shared memory
 void share(float* x, int dynamic_bytes, Stream stream);  // one block, which stores a sum
 void share_with_static(float* x, int dynamic_bytes, Stream stream);  // and 40 KiB of static shared memory
+// C = A B of 16 x 16 matrices, rounded to bf16, by one warp; transposed: b is B^T.
+enum class Right { Plain, Transposed };
+void tensor_cores(float* c, const float* a, const float* b, Right right, Stream stream);
 void whole_block_index(int* to, Stream stream);  // grid (2, 3), block (4, 2): to[i] counts visits of linear thread i
 
 void missing_syncthreads(float* to, const float* from, int n, Stream stream);
@@ -37,6 +40,9 @@ void load_misaligned(float* to, const float* from, Stream stream);
 void fault_before_barrier(float* x, int n, Stream stream);
 void atomic_past_end(float* x, int n, Stream stream);
 void shuffle_from_missing_lane(int* to, Stream stream);
+void tensor_cores_of_half_a_warp(float* c, Stream stream);
+void matrix_outside_shared_memory(float* to, Stream stream);
+void misaligned_matrix(float* to, Stream stream);
 void race_between_blocks(float* x, int blocks, Stream stream);
 
 }  // namespace cuda_emu::examples

@@ -24,8 +24,10 @@ std::string text_of(Place place);
 
 struct Abandoned {};  // unwinds a thread of a launch that cannot go on
 
+using WarpValues = std::array<std::uint64_t, 32>;  // by lane
+using WarpWork = void (*)(const WarpValues& values);
 struct Exchange {  // of a warp; results of one stay readable while the next one fills
-  std::array<std::array<std::uint64_t, 32>, 2> values{};
+  std::array<WarpValues, 2> values{};
   std::array<Place, 2> places{};
   unsigned arrived = 0, mask = 0, generation = 0;
   std::unique_ptr<char> order = std::make_unique<char>();
@@ -77,13 +79,17 @@ class Grid {
 
   void run();
   bool block_barrier(Vote vote, bool mine, Place place);
-  unsigned exchange(unsigned mask, std::uint64_t mine, Place place, bool orders_memory);
+  // work: of the lane that comes last, before any other goes on.
+  unsigned exchange(unsigned mask, std::uint64_t mine, Place place, bool orders_memory, WarpWork work = nullptr);
+  // What a whole warp does as one: work(each lane's `mine`).
+  void as_one_warp(void* mine, WarpWork work, Place place);
   unsigned existing_lanes() const;  // of this thread's warp; the last one of a block may be a part
   std::uint64_t value_of(unsigned generation, int lane) const {
     return warps_[warp()].values[generation & 1][static_cast<std::size_t>(lane)];
   }
   void* shared_memory(const void* key, std::size_t bytes);
   void* dynamic_shared_memory();
+  void check_shared(const void* data, std::size_t bytes, Place place);  // a pointer to shared memory, aligned
   void count_access(Access access, const void* data, std::size_t bytes, const void* instruction);
 
   // A finding, and the end of the launch.

@@ -54,7 +54,7 @@ unsigned Grid::existing_lanes() const {
 }
 
 // Waits for the lanes of the mask; returns which exchange it was. Only __syncwarp orders memory: a shuffle does not.
-unsigned Grid::exchange(unsigned mask, std::uint64_t mine, Place place, bool orders_memory) {
+unsigned Grid::exchange(unsigned mask, std::uint64_t mine, Place place, bool orders_memory, WarpWork work) {
   Exchange& warp_exchange = warps_[warp()];
   const int lane = this_thread->lane;
   const unsigned now = warp_exchange.generation;
@@ -71,6 +71,7 @@ unsigned Grid::exchange(unsigned mask, std::uint64_t mine, Place place, bool ord
   warp_exchange.arrived |= 1U << lane;
   if (orders_memory) cuda_emu::release(warp_exchange.order.get());
   if (warp_exchange.arrived == (mask & existing_lanes())) {
+    if (work) work(warp_exchange.values[now & 1]);
     warp_exchange.arrived = 0;
     ++warp_exchange.generation;
     for (std::size_t t = warp() * 32; t < std::min(threads_.size(), warp() * 32 + 32); ++t)
@@ -80,6 +81,13 @@ unsigned Grid::exchange(unsigned mask, std::uint64_t mine, Place place, bool ord
   }
   if (orders_memory) acquire(warp_exchange.order.get());
   return now;
+}
+
+void Grid::as_one_warp(void* mine, WarpWork work, Place place) {
+  if (existing_lanes() != ~0U)
+    fault(
+        fmt::format("a warp of {} threads does what takes 32, at {}", std::popcount(existing_lanes()), text_of(place)));
+  exchange(~0U, reinterpret_cast<std::uint64_t>(mine), place, false, work);
 }
 
 // ---- what device code calls -----------------------------------------------------------------------------------------

@@ -54,6 +54,15 @@ const SharedVariable* Grid::shared_at(const void* data) const {
   return nullptr;
 }
 
+void Grid::check_shared(const void* data, std::size_t bytes, Place place) {
+  const SharedVariable* variable = shared_at(data);
+  const bool inside = variable && static_cast<const char*>(data) + bytes <= variable->data() + variable->bytes();
+  const bool aligned = reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
+  if (!inside || !aligned)
+    fault(fmt::format("{} bytes of a matrix {}, in thread {}, at {}", bytes,
+                      inside ? "are not aligned" : "are not in shared memory", this_thread->linear, text_of(place)));
+}
+
 // Atomics may be on shared memory, too, which is checked and not counted.
 std::string Grid::fault_of(Access access, const void* data, std::size_t bytes) const {
   if (reinterpret_cast<std::uintptr_t>(data) % bytes != 0)

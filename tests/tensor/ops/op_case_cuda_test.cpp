@@ -1,5 +1,5 @@
-// What every operation has to do on CUDA: the CPU's numbers within a bound, and the same bits again, whatever the
-// addresses, when rerun, and with other tensors frozen.
+// What every operation has to do on CUDA, in fp32 and in bf16: the CPU's numbers within a bound, and the same bits
+// again, whatever the addresses, when rerun, and with other tensors frozen.
 #include <algorithm>
 #include <cmath>
 
@@ -39,20 +39,44 @@ void expect_near(const std::vector<float>& cuda, const std::vector<float>& cpu, 
     ASSERT_NEAR(cuda[i], cpu[i], tolerance * scale) << what << ", element " << i;
 }
 
-void expect_near(const Result& cuda, const Result& cpu, double tolerance) {
-  expect_near(cuda.y, cpu.y, tolerance, 0, "output");
+// Tolerances of the output, of gradients of inputs and of parameters.
+struct Tolerances {
+  double y, din, dparam;
+};
+void expect_near(const Result& cuda, const Result& cpu, const Tolerances& tolerance) {
+  expect_near(cuda.y, cpu.y, tolerance.y, 0, "output");
   ASSERT_EQ(cuda.din.size(), cpu.din.size());
   for (std::size_t i = 0; i < cpu.din.size(); ++i)
-    expect_near(cuda.din[i], cpu.din[i], tolerance, 0, "gradient of input " + std::to_string(i));
+    expect_near(cuda.din[i], cpu.din[i], tolerance.din, 0, "gradient of input " + std::to_string(i));
   for (std::size_t k = 0; k < cpu.dparam.size(); ++k)
-    expect_near(cuda.dparam[k], cpu.dparam[k], tolerance, kGradientBase, "gradient of parameter " + std::to_string(k));
+    expect_near(cuda.dparam[k], cpu.dparam[k], tolerance.dparam, kGradientBase,
+                "gradient of parameter " + std::to_string(k));
 }
 
 TEST_P(OpCases, cuda_equals_the_cpu) {
   const OpCase& c = GetParam();
   OnCuda cuda;
-  expect_near(cuda.run(c), run(c), c.tolerance);
+  expect_near(cuda.run(c), run(c), {c.tolerance, c.tolerance, c.tolerance});
   expect_near(cuda.evaluate(c), evaluate(c), c.tolerance, 0, "evaluation");
+}
+
+// A unit in the last place for each rounding: of what the CPU rounds, and of factors of products, which are rounded on
+// CUDA alone (probabilities, their gradients, and those of logits).
+TEST_P(OpCases, cuda_equals_the_cpu_in_bf16) {
+  const OpCase& c = GetParam();
+  constexpr double kUnit = 1.0 / 128;
+  expect_near(OnCuda().run(c, {.values = Values::Bf16}), run(c, {.values = Values::Bf16}),
+              {c.roundings * kUnit, c.gradient_roundings * kUnit, kUnit / 2});
+}
+
+TEST_P(OpCases, cuda_gives_the_same_bits_in_bf16_again_when_rerun_and_wherever_its_memory_is) {
+  const OpCase& c = GetParam();
+  const Result first = OnCuda().run(c, {.values = Values::Bf16});
+  EXPECT_TRUE(first == OnCuda(cuda_emu::ThreadOrder::Random).run(c, {.plan = drop_all(), .values = Values::Bf16}))
+      << "with everything dropped and rerun, its threads in another order";
+  for (int offset : {1, 3})
+    EXPECT_TRUE(first == OnCuda().run(c, {.param_offset = offset, .gradient_offset = offset, .values = Values::Bf16}))
+        << "parameters " << offset << " elements off";
 }
 
 TEST_P(OpCases, cuda_gives_the_same_bits_again_and_when_rerun) {
