@@ -167,7 +167,7 @@ __device__ __forceinline__ float softmax_row(Fragments<kSteps>& p, int h, std::i
 }
 
 template <int kD, int kStep>
-__global__ void __launch_bounds__(kThreads) attention_bf16_kernel(Task a) {
+__global__ void __launch_bounds__(kThreads, 2) attention_bf16_kernel(Task a) {
   auto& s = *dynamic_shared<ForwardShared<kD, kStep>>();
   const Lane at;
   const std::int64_t q0 = static_cast<std::int64_t>(gridDim.x - 1 - blockIdx.x) * kRows, head = blockIdx.y,
@@ -233,7 +233,7 @@ struct QueryShared {
   Tile<kD, kStep> k, v;
 };
 template <int kD, int kStep>
-__global__ void __launch_bounds__(kThreads) attention_dq_bf16_kernel(Task a) {
+__global__ void __launch_bounds__(kThreads, 2) attention_dq_bf16_kernel(Task a) {
   auto& s = *dynamic_shared<QueryShared<kD, kStep>>();
   const Lane at;
   const std::int64_t q0 = static_cast<std::int64_t>(gridDim.x - 1 - blockIdx.x) * kRows, head = blockIdx.y,
@@ -269,7 +269,7 @@ struct KeyShared {
 };
 // Of dk and dv, kOut columns: two blocks share a head that is wider, and make its scores both.
 template <int kD, int kStep, int kOut>
-__global__ void __launch_bounds__(kThreads) attention_dkv_bf16_kernel(Task a) {
+__global__ void __launch_bounds__(kThreads, 2) attention_dkv_bf16_kernel(Task a) {
   constexpr int kSlices = kD / kOut;
   auto& s = *dynamic_shared<KeyShared<kD, kStep>>();
   const Lane at;
