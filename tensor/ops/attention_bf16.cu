@@ -307,19 +307,19 @@ __global__ void __launch_bounds__(kThreads, 2) attention_dkv_bf16_kernel(Task a)
 
 template <int kN>
 using Constant = std::integral_constant<int, kN>;
-// f(padded head size, tokens that are loaded at a time forward, backward) as compile-time constants: what fits the
-// registers and the shared memory.
+// f(padded head size, tokens that are loaded at a time forward, for dq, and for dk and dv) as compile-time constants:
+// what fits the registers and the shared memory.
 template <class F>
 void with_tiles(std::int64_t d, F f) {
-  if (d <= 64) return f(Constant<64>{}, Constant<64>{}, Constant<32>{});
-  if (d <= 128) return f(Constant<128>{}, Constant<64>{}, Constant<32>{});
-  f(Constant<256>{}, Constant<32>{}, Constant<16>{});
+  if (d <= 64) return f(Constant<64>{}, Constant<64>{}, Constant<32>{}, Constant<32>{});
+  if (d <= 128) return f(Constant<128>{}, Constant<64>{}, Constant<32>{}, Constant<16>{});
+  f(Constant<256>{}, Constant<32>{}, Constant<16>{}, Constant<16>{});
 }
 
 }  // namespace
 
 void launch_attention(const AttentionTask<Bf16>& a, cudaStream_t stream) {
-  with_tiles(a.d, [&](auto padded, auto step, auto) {
+  with_tiles(a.d, [&](auto padded, auto step, auto, auto) {
     constexpr int kD = decltype(padded)::value, kStep = decltype(step)::value;
     launch_tiles<ForwardShared<kD, kStep>>("attention", attention_bf16_kernel<kD, kStep>,
                                            grid_of(a.tokens, kRows, a.heads, a.batch), kThreads, a, stream);
@@ -327,14 +327,15 @@ void launch_attention(const AttentionTask<Bf16>& a, cudaStream_t stream) {
 }
 
 void launch_attention_backward(const AttentionTask<Bf16>& a, std::int64_t batch, cudaStream_t stream) {
-  with_tiles(a.d, [&](auto padded, auto, auto step) {
-    constexpr int kD = decltype(padded)::value, kStep = decltype(step)::value, kOut = kD < 128 ? kD : 128;
-    launch_tiles<QueryShared<kD, kStep>>("attention_dq", attention_dq_bf16_kernel<kD, kStep>,
+  with_tiles(a.d, [&](auto padded, auto, auto keys, auto queries) {
+    constexpr int kD = decltype(padded)::value, kKeys = decltype(keys)::value, kQueries = decltype(queries)::value;
+    constexpr int kOut = kD < 128 ? kD : 128;
+    launch_tiles<QueryShared<kD, kKeys>>("attention_dq", attention_dq_bf16_kernel<kD, kKeys>,
                                          grid_of(a.tokens, kRows, a.heads, batch), kThreads, a, stream);
     dim3 grid = grid_of(a.tokens, kRows, a.kv_heads, batch);
     grid.x *= kD / kOut;
-    launch_tiles<KeyShared<kD, kStep>>("attention_dkv", attention_dkv_bf16_kernel<kD, kStep, kOut>, grid, kThreads, a,
-                                       stream);
+    launch_tiles<KeyShared<kD, kQueries>>("attention_dkv", attention_dkv_bf16_kernel<kD, kQueries, kOut>, grid,
+                                          kThreads, a, stream);
   });
 }
 
