@@ -8,8 +8,8 @@ namespace regather {
 namespace {
 
 constexpr Backend kBackends[] = {
-    {"mpi", Backend::Ranks::Processes, make_mpi_communicator},
-    {"sim", Backend::Ranks::Threads, nullptr},
+    {"mpi", Backend::Ranks::Processes, Backend::Moves::Host, make_mpi_communicator},
+    {"sim", Backend::Ranks::Threads, Backend::Moves::Host, nullptr},
 };
 
 }  // namespace

@@ -11,8 +11,10 @@ namespace regather {
 
 struct Backend {
   enum class Ranks { Processes, Threads };
+  enum class Moves { Host, Gpu, SharedGpu };  // memory of the host, of a GPU a rank, of GPUs that ranks may share
   std::string_view name;
   Ranks ranks;
+  Moves moves;
   // This process as one of those that mpirun or srun started. Null if ranks are threads.
   std::unique_ptr<Communicator> (*join)(const CommunicatorOptions& options);
 };

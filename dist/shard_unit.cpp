@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tensor/host_view.h"
 #include "tensor/trace.h"
 
 namespace regather {
@@ -70,12 +71,11 @@ void ShardUnit::fill_start_values() {
     const Buffer& values = frozen ? frozen_values_ : values_;
     const FlatLayout& layout = frozen ? frozen_ : trainable_;
     const std::vector<int>& params = frozen ? frozen_params_ : trainable_params_;
-    std::vector<float> made(device_.gpu() ? static_cast<std::size_t>(local_elements(layout)) : 0);
-    float* const data = device_.gpu() ? made.data() : values.data<float>();
-    std::fill_n(data, local_elements(layout), 0.0F);
-    for (int rank = 0; rank < comm_.size(); ++rank)
-      if (whole() || rank == comm_.rank()) fill(layout, params, rank, data + (whole() ? layout.shard() * rank : 0));
-    if (device_.gpu()) device_.write(Stream::Compute, values.data(), data, values.bytes());
+    write_from_host(device_, values.data<float>(), local_elements(layout), [&](float* data) {
+      std::fill_n(data, local_elements(layout), 0.0F);
+      for (int rank = 0; rank < comm_.size(); ++rank)
+        if (whole() || rank == comm_.rank()) fill(layout, params, rank, data + (whole() ? layout.shard() * rank : 0));
+    });
     if (replicated() && rounded()) make_replica(layout, params, values, frozen ? frozen_replica_ : replica_);
   }
 }

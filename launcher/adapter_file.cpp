@@ -7,6 +7,7 @@
 
 #include "launcher/summary.h"
 #include "model/lora.h"
+#include "tensor/host_view.h"
 
 namespace regather {
 namespace {
@@ -39,7 +40,7 @@ void check_tensors(const std::vector<NamedTensor>& tensors) {
 
 }  // namespace
 
-std::vector<NamedTensor> gather_adapters(StackRunner& stack, Communicator& comm) {
+std::vector<NamedTensor> gather_adapters(StackRunner& stack, Device& device, Communicator& comm) {
   std::vector<NamedTensor> tensors;
   for (auto& unit : stack.units()) {
     if (std::ranges::none_of(unit->table(), is_adapter)) continue;
@@ -47,8 +48,9 @@ std::vector<NamedTensor> gather_adapters(StackRunner& stack, Communicator& comm)
     for (std::size_t i = 0; comm.rank() == 0 && i < unit->table().size(); ++i) {
       const ParamInfo& info = unit->table()[i];
       if (!is_adapter(info)) continue;
-      const float* value = values.data<float>() + unit->trainable_offset(static_cast<int>(i));
-      tensors.push_back({info.name, info.shape, {value, value + info.shape.numel()}});
+      const HostView<float> view(device, values.data<float>() + unit->trainable_offset(static_cast<int>(i)),
+                                 info.shape.numel());
+      tensors.push_back({info.name, info.shape, {view.begin(), view.end()}});
     }
   }
   return tensors;

@@ -21,7 +21,7 @@ struct NamedTensor {
 
 // Whole values of the adapters' parameters, gathered from the shards one unit after the other. Collective; what the
 // other ranks than 0 get is empty.
-std::vector<NamedTensor> gather_adapters(StackRunner& stack, Communicator& comm);
+std::vector<NamedTensor> gather_adapters(StackRunner& stack, Device& device, Communicator& comm);
 // What that communicates, on this rank.
 Ledger::Entries expected_of_adapters(StackRunner& stack, int world);
 

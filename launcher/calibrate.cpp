@@ -3,7 +3,9 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <optional>
 
+#include "launcher/run_device.h"
 #include "launcher/training_run.h"
 #include "tensor/recorder.h"
 
@@ -32,10 +34,10 @@ Config few_blocks(const Config& config) {
 void learn_copies(CostModel& costs, const Config& few, RunInputs& inputs, Communicator& comm) {
   Config moving = few;
   moving.activation_checkpointing.offload = {.marks = {"all"}};
-  CpuDevice device;
+  const RunDevice run = take_run_device(moving, comm, 0);
+  Device& device = *run.device;
   Trainer trainer(inputs.model, device, comm, trainer_options(moving));
-  if (comm.size() > 1) device.between_ops = [&comm] { comm.progress(); };
-  for (int step = 0; step < kUnmeasured; ++step) trainer.step(inputs.batches(device.memory, comm.rank(), step));
+  for (int step = 0; step < kUnmeasured; ++step) trainer.step(inputs.batches(device, comm.rank(), step));
   for (const Stream direction : {Stream::ToHost, Stream::ToDevice})
     costs.learn_copies(direction, device.copies(direction));
 }
@@ -58,19 +60,20 @@ CostModel calibrate(const Config& config, Communicator& comm) {
   const Config few = few_blocks(config);
   RunInputs inputs(few, comm.size());
   comm.barrier({"scalars", Pass::Step});
-  CostModel costs(measure_limits(kLimitsEach, steady_seconds));
   Recorder recorder;
   const Detach detach{comm};
   std::vector<Recorder::Recording> recordings;
   std::vector<double> wire_bytes;
+  std::optional<CostModel> costs;
   {
-    CpuDevice device;
+    const RunDevice run = take_run_device(few, comm, 0);
+    costs.emplace(limits_of(run, few.precision.element(), kLimitsEach));
+    Device& device = *run.device;
     Trainer trainer(inputs.model, device, comm, trainer_options(few));
-    if (comm.size() > 1) device.between_ops = [&comm] { comm.progress(); };
     for (std::int64_t step = 0; step < kUnmeasured + kMeasured; ++step) {
-      const std::vector<Batch> batches = inputs.batches(device.memory, comm.rank(), step);
+      const std::vector<Batch> batches = inputs.batches(device, comm.rank(), step);
       if (step == kUnmeasured) {
-        device.recorder = &recorder;
+        record_into(&recorder, device);
         comm.set_recorder(&recorder);
       }
       trainer.step(batches);
@@ -81,23 +84,31 @@ CostModel calibrate(const Config& config, Communicator& comm) {
   }
   std::vector<CostModel::Step> steps;
   for (std::size_t i = 0; i < recordings.size(); ++i) steps.push_back({recordings[i].intervals, wire_bytes[i]});
-  costs.learn(steps);
-  learn_copies(costs, few, inputs, comm);
-  return mean_over_ranks(costs, comm);
+  costs->learn(steps);
+  learn_copies(*costs, few, inputs, comm);
+  return mean_over_ranks(*costs, comm);
 }
 
-CostModel costs_for(const Config& config, Communicator& comm) {
-  const CostPlace place = cost_place(config.threads, comm.size(), config.precision.element());
+CostPlace cost_place(const Config& config, std::int64_t ranks, const std::optional<GpuInfo>& gpu) {
+  const DType compute = config.precision.element();
+  if (!gpu) return cost_place(config.threads, ranks, compute);
+  return {fmt::format("{}, {}", gpu->name, name_of(compute)), 1, ranks};
+}
+
+CostModel costs_for(const Config& config, const RunDevice& run, Communicator& comm) {
+  const CostPlace place = cost_place(config, comm.size(), run.gpu);
   std::string text;
   if (comm.rank() == 0)
     if (const auto known = load_costs(place)) text = known->to_json(place);
   text = comm.exchange(text).front();  // rank 0's: the machines of others may know something else
   if (!text.empty()) return CostModel::from_json(text);
-  return mean_over_ranks(CostModel(measure_limits(kLimitsEach, steady_seconds)), comm);
+  return mean_over_ranks(CostModel(limits_of(run, config.precision.element(), kLimitsEach)), comm);
 }
 
 CostModel costs_for(const Config& config, int world) {
-  if (auto known = load_costs(cost_place(config.threads, world, config.precision.element()))) return std::move(*known);
+  const std::optional<GpuInfo> gpu = gpu_to_plan_for(config);
+  if (auto known = load_costs(cost_place(config, world, gpu))) return std::move(*known);
+  if (gpu) return CostModel(gpu->limits(config.precision.element()));
   omp_set_num_threads(static_cast<int>(config.threads));
   return CostModel(measure_limits(kLimitsEach, steady_seconds));
 }

@@ -8,13 +8,17 @@
 namespace regather {
 
 class Communicator;
+struct RunDevice;
 
 // The same on every rank: the mean over the ranks. Nothing is written to disk.
 CostModel calibrate(const Config& config, Communicator& comm);
 
+// Where costs are kept for a rank on that GPU; none: on the CPU.
+CostPlace cost_place(const Config& config, std::int64_t ranks, const std::optional<GpuInfo>& gpu);
+
 // What to plan with, the same on every rank: what was measured on this machine with as many threads and ranks, else
 // what follows from the machine's limits, which all ranks then measure together.
-CostModel costs_for(const Config& config, Communicator& comm);
+CostModel costs_for(const Config& config, const RunDevice& run, Communicator& comm);
 // The same for ranks that do not run: what was measured with as many, else the limits as one process sees them.
 CostModel costs_for(const Config& config, int world);
 

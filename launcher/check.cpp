@@ -7,6 +7,7 @@
 #include "launcher/machine.h"
 #include "launcher/preflight.h"
 #include "launcher/progress.h"
+#include "launcher/run_device.h"
 #include "launcher/summary.h"
 
 namespace regather {
@@ -34,6 +35,7 @@ std::string describe_run(const CheckOptions& options, const Config& config, cons
     text += fmt::format("# {}: {}\n", name, value);
   };
   line("ranks", describe_planned_ranks(options, config, place, ranks));
+  line("device", describe_device(config));
   line("model", fmt::format("{} parameters, {} trained", parameters.all, parameters.trainable));
   if (config.model.lora.rank > 0) line("adapters", describe_adapters(config.model.lora));
   line("batch", describe_batch(config, ranks));
@@ -41,7 +43,9 @@ std::string describe_run(const CheckOptions& options, const Config& config, cons
   line("checkpointing", describe_checkpointing(config));
   line("reduce", describe_reduce(config, parameters, ranks));
   line("memory", fmt::format("a rank needs {}", describe_memory(forecast)));
-  const std::string warning = warn_of_memory(forecast.peak, ranks, available_memory());
+  const std::string warning = config.device == Config::Device::Cpu
+                                  ? warn_of_memory(forecast.peak, ranks, "this machine", available_memory())
+                                  : std::string();
   if (config.memory.limit == 0 && !warning.empty()) line("warning", warning);
   if (RunFolder::occupied(config.output))
     line("output", "holds files already; --overwrite replaces those of an earlier run");

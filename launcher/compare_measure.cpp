@@ -12,6 +12,8 @@
 #include "launcher/config_value.h"
 #include "launcher/keep_plan.h"
 #include "launcher/machine.h"
+#include "launcher/run_device.h"
+#include "tensor/host_view.h"
 #include "tensor/recorder.h"
 
 namespace regather {
@@ -111,7 +113,7 @@ class TimelineRecorder {
   explicit TimelineRecorder(Device& device)
       : device_(device), before_(device.between_ops), begin_(steady_seconds()), live_(device.memory.live_by_tag()) {
     device_.memory.log = &events_;
-    device_.recorder = &recorder_;
+    record_into(&recorder_, device_);
     device_.between_ops = [this] {
       marks_.push_back({steady_seconds(), events_.size()});
       if (before_) before_();
@@ -120,7 +122,7 @@ class TimelineRecorder {
   ~TimelineRecorder() {
     device_.memory.log = nullptr;
     device_.between_ops = before_;
-    device_.recorder = nullptr;
+    record_into(nullptr, device_);
   }
   TimelineRecorder(const TimelineRecorder&) = delete;
   TimelineRecorder& operator=(const TimelineRecorder&) = delete;
@@ -168,17 +170,15 @@ class TimelineRecorder {
 
 struct PolicyMeasurement::Attempt {
   Attempt(const Model& model, const Config& config, Communicator& comm, std::function<bool()> stop_asked)
-      : device(Allocator::Mode::Real, config.memory.limit),
-        trainer(model, device, comm, options(config, std::move(stop_asked))) {
-    if (comm.size() > 1) device.between_ops = [&comm] { comm.progress(); };
-  }
+      : run(take_run_device(config, comm, config.memory.limit)),
+        trainer(model, *run.device, comm, options(config, std::move(stop_asked))) {}
   static TrainerOptions options(const Config& config, std::function<bool()> stop_asked) {
     TrainerOptions options = trainer_options(config);
     options.stop_asked = std::move(stop_asked);
     options.audit = TrainerOptions::Audit::Warn;  // a difference is a line of the table
     return options;
   }
-  CpuDevice device;
+  RunDevice run;
   Trainer trainer;
 };
 
@@ -208,7 +208,8 @@ PolicyMeasurement::~PolicyMeasurement() = default;
 // A policy that will not fit is refused before it runs, by the same decision on every rank.
 void PolicyMeasurement::plan(PolicyResult& result, const Config& config) {
   const StepForecast forecast = forecast_step(config, inputs_.model, comm_.rank(), comm_.size());
-  const Json mine = {host_name(), available_memory(),
+  const RunDevice here = make_run_device(config, comm_, 0);
+  const Json mine = {here.memory_of, here.available,
                      to_json(MemoryPeak{forecast.peak, forecast.at_peak, forecast.peak_of})};
   std::map<std::string, std::int64_t> needs, available;
   for (const std::string& text : comm_.exchange(mine.dump())) {
@@ -223,10 +224,10 @@ void PolicyMeasurement::plan(PolicyResult& result, const Config& config) {
                                  human_bytes(result.planned.total), human_bytes(config.memory.limit));
     return;
   }
-  for (const auto& [host, bytes] : needs)
-    if (available[host] > 0 && bytes > available[host])
-      result.refused = fmt::format("does not fit: its ranks on {} need {} of the {} that are available", host,
-                                   human_bytes(bytes), human_bytes(available[host]));
+  for (const auto& [place, bytes] : needs)
+    if (available[place] > 0 && bytes > available[place])
+      result.refused = fmt::format("does not fit: its ranks on {} need {} of the {} that are available", place,
+                                   human_bytes(bytes), human_bytes(available[place]));
 }
 
 void PolicyMeasurement::compare_losses(const std::vector<double>& losses, Differences& differences) {
@@ -244,25 +245,26 @@ void PolicyMeasurement::compare_gradients(Differences& differences) {
   for (const auto& unit : attempt_->trainer.stack().units())
     for (const ShardUnit::OwnedPiece& piece : unit->normed()) {
       const auto n = static_cast<std::size_t>(piece.size);
+      const HostView<float> gradient(*attempt_->run.device, piece.gradient, piece.size);
       if (reference_losses_.empty()) {
-        reference_gradients_.insert(reference_gradients_.end(), piece.gradient, piece.gradient + n);
+        reference_gradients_.insert(reference_gradients_.end(), gradient.begin(), gradient.end());
         continue;
       }
       check(at + n <= reference_gradients_.size(), "a rank holds element {} of the gradient, and did not before",
             at + n - 1);
       const float* reference = reference_gradients_.data() + at;
       at += n;
-      if (std::memcmp(piece.gradient, reference, n * sizeof(float)) == 0) continue;
+      if (std::memcmp(gradient.data(), reference, n * sizeof(float)) == 0) continue;
       differences.identical = false;
       for (std::size_t i = 0; i < n; ++i)
-        differences.gradient = std::max(differences.gradient, difference(static_cast<double>(piece.gradient[i]),
+        differences.gradient = std::max(differences.gradient, difference(static_cast<double>(gradient.data()[i]),
                                                                          static_cast<double>(reference[i])));
     }
 }
 
 MemoryTimeline PolicyMeasurement::record_a_step() {
-  const auto step = inputs_.batches(attempt_->device.memory, comm_.rank(), attempt_->trainer.steps_done());
-  TimelineRecorder recorder(attempt_->device);
+  const auto step = inputs_.batches(*attempt_->run.device, comm_.rank(), attempt_->trainer.steps_done());
+  TimelineRecorder recorder(*attempt_->run.device);
   attempt_->trainer.step(step);
   return recorder.timeline(inputs_.grid.accumulation == 1);
 }
@@ -278,14 +280,14 @@ PolicyMeasurement::Measured PolicyMeasurement::measure(PolicyResult& result, con
   std::vector<double> seconds, losses;
   std::vector<std::string> differs;
   for (std::int64_t step = 0; step <= options_.steps; ++step) {
-    report = attempt_->trainer.step(inputs_.batches(attempt_->device.memory, comm_.rank(), step));
+    report = attempt_->trainer.step(inputs_.batches(*attempt_->run.device, comm_.rank(), step));
     if (attempt_->trainer.stop_asked()) return Measured::Stopped;
     losses.push_back(report.loss);
     differs.insert(differs.end(), report.audit.begin(), report.audit.end());
     if (step > 0) seconds.push_back(report.seconds);
     if (step == 0 && round == 0) compare_gradients(differences);
   }
-  const Allocator& memory = attempt_->device.memory;
+  const Allocator& memory = attempt_->run.device->memory;
   const Json mine{{"peak", to_json(MemoryPeak{memory.peak_total(), memory.at_peak(), memory.peak_by_tag()})},
                   {"resident", resident_memory().peak - resident_before},
                   {"seconds", seconds},
@@ -332,7 +334,8 @@ Comparison PolicyMeasurement::run() {
   for (const std::string& policy : options_.policies.empty() ? default_policies(config_) : options_.policies) {
     configs.push_back(with_policy(config_, policy));
     if (policy == "budget")
-      configs.back() = settled(configs.back(), inputs_.model, comm_.size(), costs_for(config_, comm_));
+      configs.back() = settled(configs.back(), inputs_.model, comm_.size(),
+                               costs_for(config_, make_run_device(config_, comm_, 0), comm_));
     PolicyResult& result = comparison.policies.emplace_back();
     result.policy = policy;
     result.detail = describe_checkpointing(configs.back());

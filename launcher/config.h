@@ -330,7 +330,7 @@ struct Config {
     k.section("memory", memory, "the allocator");
     k.section("communication", communication, "between the ranks");
     k.integer("threads", threads, between(1, 1024), "threads of a rank").also({"num_threads", "omp_num_threads"});
-    k.choice("device", device, {"cpu", later("cuda")}, "what computes");
+    k.choice("device", device, {"cpu", "cuda"}, "what computes; cuda: a GPU for each rank (docs/gpu.md)");
     k.section("snapshot", snapshot, "training state on disk");
     k.text("output", output, "folder of the run's files; refused when it exists and holds files, unless --overwrite")
         .also({"output_dir", "out_dir", "save_dir"});
@@ -352,7 +352,7 @@ Config parse_config(std::string_view text, std::string_view name, std::span<cons
 Model make_model(const ModelSection& section);
 // A Config made in code: the same rules, and model.vocab is filled in.
 void validate(Config& config);
-// global_batch = micro_batch * accumulation * ranks, if given; the backend and where this process runs.
+// global_batch = micro_batch * accumulation * ranks, if given; a backend for the memory of several ranks' devices.
 void check_against_world(const Config& config, std::int64_t ranks);
 // Refuses what would be ignored: a key of a policy that is none of these, with a value that is not its default.
 void refuse_unread_keys(const Config& config, std::span<const std::string> policies);

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "dist/backend.h"
+
 namespace regather {
 namespace {
 
@@ -173,7 +175,20 @@ void check_budget(const Config& c, Rules& rules) {
                   "value 0 needs memory.limit; allowed: activation bytes of a rank, or 0 and a memory.limit");
 }
 
-void check_communication(const CommunicationConfig& c, Rules& rules) {
+// The backends for ranks on such a device.
+std::string backends_for(Config::Device device) {
+  std::vector<std::string> names;
+  for (const Backend& backend : backends())
+    if ((backend.moves == Backend::Moves::Host) == (device == Config::Device::Cpu)) names.emplace_back(backend.name);
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+void check_communication(const Config& config, Rules& rules) {
+  const CommunicationConfig& c = config.communication;
+  rules.refuse_if(config.device == Config::Device::Cpu && find_backend(c.backend).moves != Backend::Moves::Host,
+                  {"communication.backend", "device"},
+                  "value {} moves the memory of GPUs, but device is cpu; allowed: {}", c.backend,
+                  backends_for(Config::Device::Cpu));
   rules.refuse_if(
       c.sim_ranks != 1 && c.backend != "sim", {"communication.sim_ranks", "communication.backend"},
       "value {} needs communication.backend sim; with mpi, mpirun says how many ranks there are; allowed: 1",
@@ -191,7 +206,7 @@ void check_contradictions(Config& config, const CheckContext& context, ConfigErr
   check_sharding(config, rules);
   check_checkpointing(config, rules);
   check_budget(config, rules);
-  check_communication(config.communication, rules);
+  check_communication(config, rules);
 }
 
 void refuse_unread_keys(const Config& config, std::span<const std::string> policies) {
@@ -232,6 +247,14 @@ std::int64_t global_batch(const Config& config, std::int64_t ranks) {
 }
 
 void check_against_world(const Config& config, std::int64_t ranks) {
+  const CommunicationConfig& c = config.communication;
+  if (config.device == Config::Device::Cuda && ranks > 1 && find_backend(c.backend).moves == Backend::Moves::Host) {
+    const std::string several = backends_for(Config::Device::Cuda);
+    throw UsageError(
+        fmt::format("communication.backend: value {} moves the host's memory, but device is cuda and there are {} "
+                    "ranks; allowed: {}",
+                    c.backend, ranks, several.empty() ? "one rank" : several + ", or one rank"));
+  }
   const TrainConfig& t = config.train;
   const std::int64_t actual = global_batch(config, ranks);
   if (t.global_batch == 0 || t.global_batch == actual) return;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "tensor/hash.h"
+#include "tensor/host_view.h"
 #include "tensor/philox.h"
 
 namespace regather {
@@ -113,7 +114,7 @@ std::int64_t Dataset::window(std::int64_t sample) {
   return order_[static_cast<std::size_t>(sample % train_windows_)];
 }
 
-Batch Dataset::batch(Allocator& memory, const BatchGrid& grid, std::int64_t rank, std::int64_t step,
+Batch Dataset::batch(Device& device, const BatchGrid& grid, std::int64_t rank, std::int64_t step,
                      std::int64_t micro_batch) {
   check_place(grid, rank);
   check(step >= 0 && micro_batch >= 0 && micro_batch < grid.accumulation, "batch: step {}, micro-batch {} of {}", step,
@@ -122,7 +123,7 @@ Batch Dataset::batch(Allocator& memory, const BatchGrid& grid, std::int64_t rank
   std::vector<std::int64_t> windows;
   for (std::int64_t b = 0; b < grid.micro_batch; ++b)
     windows.push_back(window(step * grid.sequences_per_step() + first + b));
-  return make_batch(memory, windows, first);
+  return make_batch(device, windows, first);
 }
 
 std::int64_t Dataset::evaluation_batches(const BatchGrid& grid) const {
@@ -132,14 +133,14 @@ std::int64_t Dataset::evaluation_batches(const BatchGrid& grid) const {
   return options_.evaluation / together;
 }
 
-Batch Dataset::evaluation_batch(Allocator& memory, const BatchGrid& grid, std::int64_t rank, std::int64_t i) const {
+Batch Dataset::evaluation_batch(Device& device, const BatchGrid& grid, std::int64_t rank, std::int64_t i) const {
   check_place(grid, rank);
   check(i >= 0 && i < evaluation_batches(grid), "evaluation batch {} of {}", i, evaluation_batches(grid));
   const std::int64_t first = grid.first_sequence(rank, i);
   std::vector<std::int64_t> windows;
   for (std::int64_t b = 0; b < grid.micro_batch; ++b)
     windows.push_back(num_windows() - options_.evaluation + first + b);
-  return make_batch(memory, windows, first);
+  return make_batch(device, windows, first);
 }
 
 void Dataset::read(std::int64_t first, std::span<std::int32_t> out) const {
@@ -170,21 +171,22 @@ std::uint64_t Dataset::fingerprint() const {
   return hash;
 }
 
-Batch Dataset::make_batch(Allocator& memory, std::span<const std::int64_t> windows, std::int64_t first_sequence) const {
+Batch Dataset::make_batch(Device& device, std::span<const std::int64_t> windows, std::int64_t first_sequence) const {
   const std::int64_t t = options_.sequence;
   const Shape shape{static_cast<std::int64_t>(windows.size()), t};
-  Batch batch{Tensor(memory, shape, Tag::Workspace, DType::I32), Tensor(memory, shape, Tag::Workspace, DType::I32),
-              first_sequence};
-  if (memory.meta()) return batch;
+  Batch batch{Tensor(device.memory, shape, Tag::Workspace, DType::I32),
+              Tensor(device.memory, shape, Tag::Workspace, DType::I32), first_sequence, shape.numel()};
   const auto n = static_cast<std::size_t>(t);
-  std::int32_t* tokens = batch.tokens.fresh<std::int32_t>();
-  std::int32_t* targets = batch.targets.fresh<std::int32_t>();
-  for (const std::int64_t window : windows) {
-    read(window * t, {tokens, n});
-    read(window * t + 1, {targets, n});
-    tokens += t;
-    targets += t;
-  }
+  const auto fill = [&](Tensor& tensor, std::int64_t shift) {
+    write_from_host(device, tensor.fresh<std::int32_t>(), tensor.numel(), [&](std::int32_t* tokens) {
+      for (const std::int64_t window : windows) {
+        read(window * t + shift, {tokens, n});
+        tokens += t;
+      }
+    });
+  };
+  fill(batch.tokens, 0);
+  fill(batch.targets, 1);
   return batch;
 }
 

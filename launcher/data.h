@@ -16,9 +16,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "tensor/device.h"
 #include "tensor/tensor.h"
 
 namespace regather {
@@ -40,8 +42,9 @@ struct DataOptions {
 };
 
 struct Batch {
-  Tensor tokens, targets;           // [B, T] int32, Tag::Workspace; targets[t] = tokens[t + 1]
-  std::int64_t first_sequence = 0;  // within the step; what an RngKey wants
+  Tensor tokens, targets;                 // [B, T] int32, Tag::Workspace; targets[t] = tokens[t + 1]
+  std::int64_t first_sequence = 0;        // within the step; what an RngKey wants
+  std::optional<std::int64_t> counted{};  // targets that are not -1; none: to be looked up
 };
 
 class MappedFile;
@@ -63,9 +66,9 @@ class Dataset {
   // The window of sample g of the run.
   std::int64_t window(std::int64_t sample);
   // Steps, micro-batches and ranks count from 0.
-  Batch batch(Allocator& memory, const BatchGrid& grid, std::int64_t rank, std::int64_t step, std::int64_t micro_batch);
+  Batch batch(Device& device, const BatchGrid& grid, std::int64_t rank, std::int64_t step, std::int64_t micro_batch);
   // The i-th of a rank's evaluation / (ranks * micro_batch) evaluation batches; together they cover each window once.
-  Batch evaluation_batch(Allocator& memory, const BatchGrid& grid, std::int64_t rank, std::int64_t i) const;
+  Batch evaluation_batch(Device& device, const BatchGrid& grid, std::int64_t rank, std::int64_t i) const;
   std::int64_t evaluation_batches(const BatchGrid& grid) const;
 
   // A hash of the tokens (all of up to 64 Mi, evenly spaced pieces of more), to tell data apart.
@@ -74,7 +77,7 @@ class Dataset {
   void read(std::int64_t first, std::span<std::int32_t> out) const;
 
  private:
-  Batch make_batch(Allocator& memory, std::span<const std::int64_t> windows, std::int64_t first_sequence) const;
+  Batch make_batch(Device& device, std::span<const std::int64_t> windows, std::int64_t first_sequence) const;
   void sort_epoch(std::int64_t epoch);
 
   DataOptions options_;

@@ -13,9 +13,11 @@
 #include "launcher/machine.h"
 #include "launcher/progress.h"
 #include "launcher/report_parts.h"
+#include "launcher/run_device.h"
 #include "launcher/summary.h"
 #include "launcher/text_table.h"
 #include "launcher/training_run.h"
+#include "tensor/host_view.h"
 
 namespace regather {
 namespace {
@@ -63,12 +65,13 @@ class Fitting {
         forecast_step(config, make_model(config.model), comm_.rank(), comm_.size(), {.costs = &costs_});
     answer.planned = f.peak;
     answer.seconds = f.seconds.total();
-    const std::int64_t here = ranks_here(), has = available_memory();
+    const RunDevice here = make_run_device(config, comm_, 0);
     std::string why;
     if (options_.confirm == FitOptions::Confirm::No)
       why = "not asked for";
-    else if (has > 0 && f.peak * here > has)
-      why = fmt::format("the machine {} has {} left for its {} ranks", host_name(), human_bytes(has), here);
+    else if (here.available > 0 && f.peak * here.sharing > here.available)
+      why = fmt::format("{} has {} left for its {} rank{}", here.memory_of, human_bytes(here.available), here.sharing,
+                        here.sharing == 1 ? "" : "s");
     for (const std::string& of_rank : comm_.exchange(why))  // one decision: the first that has a reason
       if (answer.unconfirmed.empty()) answer.unconfirmed = of_rank;
     if (answer.unconfirmed.empty()) answer.measured = step_at(config);
@@ -114,32 +117,29 @@ class Fitting {
     return "";
   }
 
-  std::int64_t ranks_here() const {
-    std::int64_t here = 0;
-    for (const std::string& host : comm_.exchange(host_name())) here += host == host_name() ? 1 : 0;
-    return here;
-  }
-
   std::int64_t step_at(const Config& config) const {
     const Model model = make_model(config.model);
-    CpuDevice device(Allocator::Mode::Real, options_.memory);
+    const RunDevice run = take_run_device(config, comm_, options_.memory);
+    Device& device = *run.device;
     Trainer trainer(model, device, comm_, trainer_options(config));
-    if (comm_.size() > 1) device.between_ops = [this] { comm_.progress(); };
     for (int step = 0; step < 2; ++step) {  // what lives from the first backward on is there in the second step
       std::vector<Batch> batches;
-      for (std::int64_t m = 0; m < config.train.accumulation; ++m) batches.push_back(batch(device.memory, config));
+      for (std::int64_t m = 0; m < config.train.accumulation; ++m) batches.push_back(batch(device, config));
       trainer.step(batches);
     }
     return device.memory.peak_total();
   }
-  static Batch batch(Allocator& memory, const Config& config) {
+  static Batch batch(Device& device, const Config& config) {
     const Shape shape{config.train.micro_batch, config.data.sequence};
-    Batch b{Tensor(memory, shape, Tag::Workspace, DType::I32), Tensor(memory, shape, Tag::Workspace, DType::I32), 0};
-    for (std::int64_t i = 0; i < shape.numel(); ++i) {
-      b.tokens.fresh<std::int32_t>()[i] = static_cast<std::int32_t>(i % config.model.vocab);
-      b.targets.fresh<std::int32_t>()[i] = static_cast<std::int32_t>((7 * i + 1) % config.model.vocab);
-    }
-    return b;
+    const auto made = [&](std::int64_t factor, std::int64_t shift) {
+      Tensor t(device.memory, shape, Tag::Workspace, DType::I32);
+      write_from_host(device, t.fresh<std::int32_t>(), t.numel(), [&](std::int32_t* tokens) {
+        for (std::int64_t i = 0; i < shape.numel(); ++i)
+          tokens[i] = static_cast<std::int32_t>((factor * i + shift) % config.model.vocab);
+      });
+      return t;
+    };
+    return {made(1, 0), made(7, 1), 0, shape.numel()};
   }
 
   const Config& config_;
@@ -221,7 +221,7 @@ class FitProgram final : public RankProgram {
     comm_.set_where("fit");
     require_same_on_all_ranks(comm_, to_json(config_), "configurations");
     omp_set_num_threads(static_cast<int>(config_.threads));
-    const CostModel costs = costs_for(config_, comm_);
+    const CostModel costs = costs_for(config_, make_run_device(config_, comm_, 0), comm_);
     std::vector<PolicyFit> fits;
     for (const std::string& policy : policies_of(config_, options_)) {
       const Config config = under(config_, options_, policy);

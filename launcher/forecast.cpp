@@ -4,6 +4,7 @@
 #include <deque>
 #include <map>
 
+#include "launcher/run_device.h"
 #include "launcher/training_run.h"
 
 namespace regather {
@@ -162,6 +163,7 @@ StepForecast::Seconds price(const Recorder& recorder, const CostModel& costs) {
 StepForecast forecast_step(const Config& config, const Model& model, int rank, int world,
                            const ForecastOptions& options) {
   CpuDevice device(Allocator::Mode::Meta, options.memory_limit);
+  const std::vector<Buffer> room = room_of_device(config, device.memory);
   const auto comm = make_dry_communicator(rank, world);
   StepForecast forecast;
   Peaks peaks(device.memory);
@@ -176,7 +178,7 @@ StepForecast forecast_step(const Config& config, const Model& model, int rank, i
   peaks.take(forecast);
 
   Recorder recorder;
-  device.recorder = &recorder;
+  record_into(&recorder, device);
   comm->set_recorder(&recorder);
   std::vector<Mark> marks;
   const auto& entries = trainer.stack().plan().entries;
@@ -200,7 +202,7 @@ StepForecast forecast_step(const Config& config, const Model& model, int rank, i
     marks.push_back({recorder.recording().intervals.size(), recorder.recording().flights.size()});
   };
   const StepReport report = trainer.step(batches);
-  device.recorder = nullptr;
+  record_into(nullptr, device);
   comm->set_recorder(nullptr);
   forecast.collectives = report.collectives;
   forecast.wire_bytes = comm->ledger().wire_bytes();

@@ -3,6 +3,7 @@
 #include "launcher/calibrate.h"
 #include "launcher/plan_report.h"
 #include "launcher/progress.h"
+#include "launcher/run_device.h"
 #include "launcher/summary.h"
 #include "launcher/training_run.h"
 
@@ -27,6 +28,7 @@ PlanReport report_on(const Config& config, const PlanOptions& options, std::int6
   r.blocks = plan.blocks;
   r.forecast = forecast_step(as_run, model, 0, ranks, {.costs = &costs, .bandwidth = options.bandwidth});
   r.prices = costs.measured() ? PlanReport::Prices::Measured : PlanReport::Prices::FromLimits;
+  if (const std::optional<GpuInfo> gpu = gpu_to_plan_for(config)) r.machine = gpu->name;
   r.bandwidth = options.bandwidth;
   return r;
 }
@@ -46,7 +48,7 @@ class Calibration final : public RankProgram {
     require_same_on_all_ranks(comm_, to_json(config_), "configurations");
     const CostModel costs = calibrate(config_, comm_);
     if (comm_.rank() != 0) return;
-    const CostPlace place = cost_place(config_.threads, comm_.size(), config_.precision.element());
+    const CostPlace place = cost_place(config_, comm_.size(), gpu_to_plan_for(config_));
     save_costs(place, costs);
     fmt::print("{}  kept in {}\n", write_and_tell(report_on(config_, options_, comm_.size(), costs), options_),
                cost_file(place).string());

@@ -166,10 +166,13 @@ TextTable frontier_table(const KeepPlan& plan) {
 }
 
 std::string prices_words(const PlanReport& r) {
-  std::string words = r.prices == PlanReport::Prices::Measured
-                          ? "operations cost what --calibrate measured on this machine with as many ranks and threads"
-                          : "operations are priced from this machine's limits, within a factor of two; --calibrate "
-                            "measures them";
+  std::string words =
+      fmt::format(fmt::runtime(r.prices == PlanReport::Prices::Measured
+                                   ? "operations cost what --calibrate measured on {} with as many ranks "
+                                     "and threads"
+                                   : "operations are priced from the limits of {}, within a factor of "
+                                     "two; --calibrate measures them"),
+                  r.machine);
   if (r.bandwidth > 0) words += fmt::format("; transfers run beside them at {:.3g} GB/s", 1e-9 * r.bandwidth);
   return words;
 }

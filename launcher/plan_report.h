@@ -13,6 +13,7 @@ struct PlanReport {
   std::vector<SavePlan> blocks;  // what each keeps
   bool segments = false;         // blocks also give up inputs
   StepForecast forecast;
+  std::string machine = "this machine";  // what is priced
   enum class Prices { Measured, FromLimits } prices = Prices::FromLimits;
   double bandwidth = 0;  // of the link that was assumed; 0: none
   KeepPlan keep;         // what could be planned; `chosen`: what is, under policy budget

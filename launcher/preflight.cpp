@@ -53,9 +53,9 @@ RunInputs::RunInputs(const Config& config, int world)
   omp_set_num_threads(static_cast<int>(config.threads));
 }
 
-std::vector<Batch> RunInputs::batches(Allocator& memory, int rank, std::int64_t step) {
+std::vector<Batch> RunInputs::batches(Device& device, int rank, std::int64_t step) {
   std::vector<Batch> out;
-  for (std::int64_t m = 0; m < grid.accumulation; ++m) out.push_back(data.batch(memory, grid, rank, step, m));
+  for (std::int64_t m = 0; m < grid.accumulation; ++m) out.push_back(data.batch(device, grid, rank, step, m));
   return out;
 }
 

@@ -18,7 +18,7 @@ namespace regather {
 struct RunInputs {
   RunInputs(const Config& config, int world);
   std::string identity() const;  // JSON: what tells the text of one rank from that of another
-  std::vector<Batch> batches(Allocator& memory, int rank, std::int64_t step);  // micro-batches of a step, from 0
+  std::vector<Batch> batches(Device& device, int rank, std::int64_t step);  // micro-batches of a step, from 0
   BatchGrid grid;
   Model model;
   Dataset data;

@@ -5,6 +5,7 @@
 
 #include "launcher/machine.h"
 #include "launcher/profile_report.h"
+#include "launcher/run_device.h"
 #include "launcher/trace_file.h"
 
 namespace regather {
@@ -90,9 +91,9 @@ double waited_seconds(const RankProfile& profile) {
 }
 
 // Ranks of one machine share its clock. The others' clocks are set by the barrier that all ranks leave together.
-Profiler::Profiler(Device& device, Communicator& comm) : device_(device), comm_(comm) {
+Profiler::Profiler(const RunDevice& run, DType compute, Communicator& comm) : device_(*run.device), comm_(comm) {
   comm.barrier({"scalars", Pass::Step});
-  own_limits_ = measure_limits(kMeasureEach, steady_seconds);
+  own_limits_ = limits_of(run, compute, kMeasureEach);
   comm.barrier({"scalars", Pass::Step});
   zero_ = Recorder::now();
   const Json mine = {host_name(), zero_.count(), own_limits_.flops, own_limits_.bytes};
@@ -111,13 +112,13 @@ Profiler::Window::Window(Profiler* profiler, std::int64_t step)
         return Recorder::Interval{Activity::Scope, "loop", std::to_string(step)};
       }) {
   if (!profiler_) return;
-  profiler_->device_.recorder = &profiler_->recorder_;
+  record_into(&profiler_->recorder_, profiler_->device_);
   profiler_->comm_.set_recorder(&profiler_->recorder_);
 }
 
 Profiler::Window::~Window() {
   if (!profiler_) return;
-  profiler_->device_.recorder = nullptr;
+  record_into(nullptr, profiler_->device_);
   profiler_->comm_.set_recorder(nullptr);
 }
 

@@ -45,13 +45,15 @@ struct Profile {
 RankProfile mean_of_ranks(const Profile& profile);
 double waited_seconds(const RankProfile& profile);
 
+struct RunDevice;  // launcher/run_device.h
+
 class Profiler {
  public:
   static constexpr std::int64_t kWarmUpSteps = 2;  // the second still checks that every parameter learns
   static constexpr std::int64_t kTracedSteps = 5;  // in the trace file; sums are over all
 
-  // Collective: measures the limits for half a second.
-  Profiler(Device& device, Communicator& comm);
+  // Collective: measures the limits of a CPU for half a second.
+  Profiler(const RunDevice& run, DType compute, Communicator& comm);
 
   // While it lives, what this rank does is recorded as part of `step`. profiler: null for none.
   class Window {

@@ -30,7 +30,7 @@ std::string describe_reduce(const Config& config, const ParameterCounts& paramet
 
 struct RunBanner {
   std::int64_t ranks = 1, threads = 1, cpus = 1;  // cpus: that this rank may run on
-  std::string host{};
+  std::string host{}, device{};                   // device: what computes, if that is not the CPU
   std::int64_t ranks_here = 1, cpus_here = 1;  // on this rank's machine: how many, and CPUs that any of them may run on
   ParameterCounts parameters{};
   std::string limits{};                    // of this machine, if they were measured
@@ -38,8 +38,8 @@ struct RunBanner {
 };
 // "full, 2 resident slots, prefetch 1"
 std::string describe_sharding(const Config& config);
-// A line, if so many ranks need more than there is; available 0: not known.
-std::string warn_of_memory(std::int64_t peak, std::int64_t ranks_here, std::int64_t available);
+// A line, if so many ranks there ("this machine", "node3, GPU 2") need more than it has; available 0: not known.
+std::string warn_of_memory(std::int64_t peak, std::int64_t ranks, std::string_view there, std::int64_t available);
 // A block of lines, each "  name     text", and a warning if there are more threads than CPUs.
 std::string start_banner(const Config& config, const RunBanner& banner);
 // CPUs that this process may run on, by their numbers; at least one.

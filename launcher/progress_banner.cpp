@@ -142,10 +142,10 @@ std::string describe_sharding(const Config& config) {
   return fmt::format("full, {}, prefetch {}", counted(s.resident_slots, "resident slot"), s.prefetch_blocks());
 }
 
-std::string warn_of_memory(std::int64_t peak, std::int64_t ranks_here, std::int64_t available) {
-  if (available == 0 || peak <= available / ranks_here) return "";
-  return fmt::format("{} on this machine need{} {} at the peak, it has {} available (memory.limit refuses instead)",
-                     counted(ranks_here, "rank"), ranks_here == 1 ? "s" : "", human_bytes(peak * ranks_here),
+std::string warn_of_memory(std::int64_t peak, std::int64_t ranks, std::string_view there, std::int64_t available) {
+  if (available == 0 || peak <= available / ranks) return "";
+  return fmt::format("{} on {} need{} {} at the peak, it has {} available (memory.limit refuses instead)",
+                     counted(ranks, "rank"), there, ranks == 1 ? "s" : "", human_bytes(peak * ranks),
                      human_bytes(available));
 }
 
@@ -158,6 +158,7 @@ std::string start_banner(const Config& config, const RunBanner& b) {
   line("ranks",
        fmt::format("{} ({}), {} each, {} allowed{}", b.ranks, config.communication.backend,
                    counted(b.threads, "thread"), counted(b.cpus, "CPU"), b.host.empty() ? "" : " on " + b.host));
+  if (!b.device.empty()) line("device", b.device);
   line("model", fmt::format("{}, {}, {} parameters ({} trained)", config.model.type,
                             counted(config.model.layers, "layer"), p.all, p.trainable));
   if (config.model.lora.rank > 0) line("adapters", describe_adapters(config.model.lora));

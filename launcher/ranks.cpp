@@ -87,12 +87,11 @@ int run_on_ranks(const Config& config, const MakeRankProgram& make, const Report
     return failure.code();
   }
   const bool launched = launch_place().ranks > 1;
-  std::unique_ptr<RankProgram> program;  // outlives the communicator: a failed one may have collectives under way
+  // Outlives the communicator, which moves its device's memory: a failed one may have collectives under way.
+  std::unique_ptr<RankProgram> program;
   const auto comm =
       launched ? backend.join(communicator_options(config)) : make_single_communicator(communicator_options(config));
-  const int code = run_and_leave(config, make, *comm, program, report);
-  if (code == static_cast<int>(ExitCode::Done)) program.reset();
-  return code;
+  return run_and_leave(config, make, *comm, program, report);
 }
 
 }  // namespace regather

@@ -166,6 +166,7 @@ std::string to_json(const RunSummary& s) {
   const MemorySummary& m = s.memory;
   const Json json = {{"config", config_json(s.config)},
                      {"world", s.world},
+                     {"device", s.device},
                      {"steps", s.steps},
                      {"skipped_steps", s.skipped_steps},
                      {"tokens_per_second", s.tokens_per_second},

@@ -47,6 +47,7 @@ struct OffloadSummary {                    // of a step and rank, the largest ov
 
 struct RunSummary {
   Config config;
+  std::string device{};                                  // what rank 0 computes on: "NVIDIA H200"
   std::int64_t world = 1, steps = 0, skipped_steps = 0;  // skipped: of the steps, by train.nonfinite
   double tokens_per_second = 0;
   SecondsSummary step_seconds;

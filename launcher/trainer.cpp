@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "tensor/host_view.h"
 #include "tensor/recorder.h"
 
 namespace regather {
@@ -22,17 +23,14 @@ Ledger::Entries scalars(const Label& label, std::int64_t calls, std::int64_t dou
 
 Recorder::Interval rest(const char* name) { return {.name = name}; }
 
-std::int64_t counted_tokens(const Batch& batch) {
-  const std::int32_t* targets = batch.targets.data<std::int32_t>();
-  if (targets == nullptr) return batch.targets.numel();  // a meta run: every token counts
-  return batch.targets.numel() - std::count(targets, targets + batch.targets.numel(), -1);
+std::int64_t counted_tokens(Device& device, const Batch& batch) {  // in a meta run every token counts
+  return batch.counted ? *batch.counted
+                       : batch.targets.numel() - std::ranges::count(host_view<std::int32_t>(device, batch.targets), -1);
 }
 
-double sum(const Tensor& token_losses) {
-  const float* losses = token_losses.data();
+double sum(Device& device, const Tensor& token_losses) {
   double total = 0;
-  if (losses == nullptr) return total;
-  for (std::int64_t i = 0; i < token_losses.numel(); ++i) total += static_cast<double>(losses[i]);
+  for (const float loss : host_view(device, token_losses)) total += static_cast<double>(loss);
   return total;
 }
 
@@ -52,7 +50,8 @@ Trainer::Trainer(const Model& model, Device& device, Communicator& comm, const T
 
 Tensor Trainer::loss_weights(const Shape& shape, double total_tokens) {
   Tensor weights(device_.memory, shape, Tag::Workspace);
-  if (!device_.meta()) std::fill_n(weights.fresh(), weights.numel(), static_cast<float>(1.0 / total_tokens));
+  write_from_host(device_, weights.fresh(), weights.numel(),
+                  [&](float* values) { std::fill_n(values, weights.numel(), static_cast<float>(1.0 / total_tokens)); });
   return weights;
 }
 
@@ -64,7 +63,7 @@ Trainer::Sums Trainer::forward_backward(std::span<const Batch> batches, double t
   Sums sums;
   stack_->step(micro, static_cast<std::uint64_t>(steps_done_), [&](int, const Tensor& losses) {
     const Timed timed(device_.recorder, [] { return rest("loss"); });
-    sums.loss += sum(losses);
+    sums.loss += sum(device_, losses);
   });
   sums.squares = optimizer_->gradient_squares();
   return sums;
@@ -87,7 +86,7 @@ StepReport Trainer::step(std::span<const Batch> batches) {
         const double flops[] = {trace_.forward_flops, trace_.recomputed_flops}, hidden = trace_.hidden_seconds;
 
         double tokens = 0;
-        for (const Batch& b : batches) tokens += static_cast<double>(counted_tokens(b));
+        for (const Batch& b : batches) tokens += static_cast<double>(counted_tokens(device_, b));
         comm_.all_reduce(std::span(&tokens, 1), kScalars);
         report.tokens = static_cast<std::int64_t>(tokens);
         report.skipped = tokens == 0;
@@ -182,8 +181,8 @@ EvaluationReport Trainer::evaluate(std::int64_t batches, const std::function<Bat
                         for (std::int64_t i = 0; i < batches; ++i) {
                           const Batch b = batch(i);
                           const Tensor losses = stack_->evaluate(b.tokens, b.targets);
-                          totals[0] += sum(losses);
-                          totals[1] += static_cast<double>(counted_tokens(b));
+                          totals[0] += sum(device_, losses);
+                          totals[1] += static_cast<double>(counted_tokens(device_, b));
                         }
                         totals[2] = asked_to_stop();
                         comm_.all_reduce(totals, kEvaluationScalars);

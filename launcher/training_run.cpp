@@ -106,15 +106,12 @@ TrainerOptions trainer_options(const Config& config) {
 }
 
 TrainingRun::TrainingRun(const Config& config, const TrainOptions& options, const StopSignal& stop, Communicator& comm)
-    : config_(config),
-      options_(options),
-      comm_(comm),
-      device_(Allocator::Mode::Real, config.memory.limit),
-      inputs_(config, comm.size()) {
+    : config_(config), options_(options), comm_(comm), inputs_(config, comm.size()) {
   comm_.set_where("start");
   require_same_on_all_ranks(comm, to_json(config), "configurations");
   require_same_on_all_ranks(comm, inputs_.identity(), "data");
-  const CostModel costs = costs_for(config, comm);
+  run_device_ = take_run_device(config, comm, config.memory.limit);
+  const CostModel costs = costs_for(config, run_device_, comm);
   config_ = settled(config, inputs_.model, comm.size(), costs);
   forecast_ = forecast_step(config_, inputs_.model, comm.rank(), comm.size(), {.costs = &costs});
   if (config.memory.limit > 0)
@@ -122,7 +119,7 @@ TrainingRun::TrainingRun(const Config& config, const TrainOptions& options, cons
   const auto existing = options.overwrite ? RunFolder::Existing::Overwrite : RunFolder::Existing::Refuse;
   if (speaks()) RunFolder::require_usable(config.output, existing);
   const auto places = comm.exchange(nlohmann::json{host_name(), allowed_cpus()}.dump());
-  if (options.profile) profiler_ = std::make_unique<Profiler>(device_, comm);
+  if (options.profile) profiler_ = std::make_unique<Profiler>(run_device_, config.precision.element(), comm);
   if (speaks()) {
     progress_ = std::make_unique<Progress>(stdout, terminal_of(stdout), config.train.steps);
     speak_banner(places);
@@ -131,13 +128,12 @@ TrainingRun::TrainingRun(const Config& config, const TrainOptions& options, cons
   reset_peak_resident_memory();
   TrainerOptions trainer = trainer_options(config_);
   trainer.stop_asked = [&stop] { return stop.received(); };
-  trainer_ = std::make_unique<Trainer>(inputs_.model, device_, comm, trainer);
+  trainer_ = std::make_unique<Trainer>(inputs_.model, device(), comm, trainer);
   if (speaks()) {  // only now, so that a run that could not begin leaves nothing behind
     folder_ = std::make_unique<RunFolder>(config.output, existing);
     folder_->write_config(config_);
     metrics_ = std::make_unique<MetricsLog>(*folder_);
   }
-  if (comm.size() > 1) device_.between_ops = [this] { comm_.progress(); };
 }
 
 // places: of each rank, its machine and the CPUs that it may run on.
@@ -147,6 +143,8 @@ void TrainingRun::speak_banner(const std::vector<std::string>& places) {
   banner.threads = config_.threads;
   banner.cpus = static_cast<std::int64_t>(allowed_cpus().size());
   banner.host = host_name();
+  if (device().kind() == DeviceKind::Cuda)
+    banner.device = fmt::format("cuda: {} ({})", run_device_.name, run_device_.memory_of);
   banner.ranks_here = 0;
   std::set<int> cpus_here;
   for (const std::string& text : places) {
@@ -160,13 +158,15 @@ void TrainingRun::speak_banner(const std::vector<std::string>& places) {
   if (profiler_) banner.limits = describe_limits(profiler_->limits());
   banner.memory = describe_memory(forecast_);
   if (config_.memory.limit == 0)
-    banner.memory_warning = warn_of_memory(forecast_.peak, banner.ranks_here, available_memory());
+    banner.memory_warning = warn_of_memory(forecast_.peak, run_device_.sharing,
+                                           device().kind() == DeviceKind::Cpu ? "this machine" : run_device_.memory_of,
+                                           run_device_.available);
   progress_->banner(start_banner(config_, banner));
 }
 
 std::vector<Batch> TrainingRun::batches(std::int64_t step) {
-  const Timed timed(device_.recorder, [] { return Recorder::Interval{.name = "data"}; });
-  return inputs_.batches(device_.memory, comm_.rank(), step - 1);
+  const Timed timed(device().recorder, [] { return Recorder::Interval{.name = "data"}; });
+  return inputs_.batches(device(), comm_.rank(), step - 1);
 }
 
 void TrainingRun::run() {
@@ -228,7 +228,7 @@ void TrainingRun::report_profile() {
 
 void TrainingRun::train_step(std::int64_t step) {
   StepReport report = trainer_->step(batches(step));
-  const Timed timed(device_.recorder, [] { return Recorder::Interval{.name = "report"}; });
+  const Timed timed(device().recorder, [] { return Recorder::Interval{.name = "report"}; });
   if (speaks()) {
     StepMetrics m;
     m.step = step;
@@ -237,7 +237,7 @@ void TrainingRun::train_step(std::int64_t step) {
     m.lr = report.lr;
     m.tokens = report.tokens;
     m.seconds = report.seconds;
-    m.peak_bytes = device_.memory.peak_total();
+    m.peak_bytes = device().memory.peak_total();
     for (const auto& [key, counts] : report.collectives) m.wire_bytes += counts.wire_bytes;
     m.skipped = report.skipped;
     metrics_->append(m);
@@ -252,7 +252,7 @@ void TrainingRun::evaluate(std::int64_t step) {
   const auto begin = std::chrono::steady_clock::now();
   const RunInputs& in = inputs_;
   const EvaluationReport report = trainer_->evaluate(in.data.evaluation_batches(in.grid), [&](std::int64_t i) {
-    return in.data.evaluation_batch(device_.memory, in.grid, comm_.rank(), i);
+    return in.data.evaluation_batch(device(), in.grid, comm_.rank(), i);
   });
   note_differences(report.audit);
   if (!speaks()) return;
@@ -266,7 +266,7 @@ void TrainingRun::evaluate(std::int64_t step) {
 void TrainingRun::write_adapter() {
   comm_.set_where("writing the adapter");
   comm_.reset_ledger();
-  std::vector<NamedTensor> tensors = gather_adapters(trainer_->stack(), comm_);
+  std::vector<NamedTensor> tensors = gather_adapters(trainer_->stack(), device(), comm_);
   note_differences(trainer_->audit(expected_of_adapters(trainer_->stack(), comm_.size()), "writing the adapter"));
   if (speaks())
     write_adapters(folder_->file(RunFolder::kAdapter), std::move(tensors), inputs_.model, config_.model.lora);
@@ -276,6 +276,7 @@ RunSummary TrainingRun::summarize() {
   RunSummary s;
   s.config = config_;
   s.world = comm_.size();
+  s.device = run_device_.name;
   s.steps = static_cast<std::int64_t>(reports_.size());
   std::vector<double> seconds;
   for (const StepReport& r : reports_) {
@@ -290,12 +291,12 @@ RunSummary TrainingRun::summarize() {
   s.tokens_per_second = s.step_seconds.median > 0 ? static_cast<double>(last.tokens) / s.step_seconds.median : 0;
   s.collectives_per_step = last.collectives;
 
-  std::vector<std::int64_t> mine{device_.memory.peak_total(), resident_memory().peak, baseline_resident_,
+  std::vector<std::int64_t> mine{device().memory.peak_total(), resident_memory().peak, baseline_resident_,
                                  forecast_.peak, differed_.empty() ? 0 : 1};
-  for (Tag tag : kAllTags) mine.push_back(device_.memory.at_peak()[index(tag)]);
-  for (Tag tag : kAllTags) mine.push_back(device_.memory.peak(tag));
+  for (Tag tag : kAllTags) mine.push_back(device().memory.at_peak()[index(tag)]);
+  for (Tag tag : kAllTags) mine.push_back(device().memory.peak(tag));
   const auto nanoseconds = [](double time) { return static_cast<std::int64_t>(time * 1e9); };
-  const CopyCounts out = device_.copies(Stream::ToHost), back = device_.copies(Stream::ToDevice);
+  const CopyCounts out = device().copies(Stream::ToHost), back = device().copies(Stream::ToDevice);
   for (const std::int64_t n : {out.bytes, nanoseconds(out.seconds), back.bytes, nanoseconds(back.seconds),
                                nanoseconds(trainer_->stack().offloader().stalled_seconds())})
     mine.push_back(n);

@@ -11,6 +11,7 @@
 #include "launcher/preflight.h"
 #include "launcher/profile.h"
 #include "launcher/progress.h"
+#include "launcher/run_device.h"
 #include "launcher/stop_signal.h"
 #include "launcher/train.h"
 #include "launcher/trainer.h"
@@ -39,11 +40,12 @@ class TrainingRun final : public RankProgram {
   void report_profile();
   RunSummary summarize();
   bool speaks() const { return comm_.rank() == 0; }
+  Device& device() const { return *run_device_.device; }
 
   Config config_;  // as it runs: with what was planned
   const TrainOptions& options_;
   Communicator& comm_;
-  CpuDevice device_;
+  RunDevice run_device_;
   RunInputs inputs_;
   std::unique_ptr<Profiler> profiler_;  // if asked for
   std::unique_ptr<Trainer> trainer_;

@@ -7,10 +7,14 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "tensor/bf16.h"
+#include "tensor/element.h"
 #include "tensor/memory.h"
+#include "tensor/work.h"
 
 namespace regather {
 
@@ -115,8 +119,17 @@ class CpuDevice final : public Device {
   std::unique_ptr<CopyThread> to_host_, to_device_;  // started when they are first asked
 };
 
-// The index-th GPU of this machine (tensor/cuda/device.h). Throws UsageError in a build without CUDA, and with the
-// driver's word where there is no such GPU.
+// A GPU that this process sees. id: tells it from every other one, of this machine or another.
+struct GpuInfo {
+  std::string name{}, id{};
+  std::int64_t memory = 0;       // bytes
+  int major = 0, minor = 0;      // compute capability
+  MachineLimits fp32{}, bf16{};  // at its highest clock; of matrix products with fp32 sums
+  const MachineLimits& limits(DType type) const { return type == DType::BF16 ? bf16 : fp32; }
+};
+// Those there are. Throws UsageError in a build without CUDA, and with the driver's word where there is none.
+std::vector<GpuInfo> cuda_gpus();
+// The index-th of them (tensor/cuda/device.h); the same errors, and that it is too old.
 std::unique_ptr<Device> make_cuda_device(int index, std::int64_t limit);
 
 }  // namespace regather

@@ -4,8 +4,15 @@
 
 namespace regather {
 
+std::vector<GpuInfo> cuda_gpus() {
+  throw UsageError(
+      "device: value cuda, but this program was built without the CUDA backend; `cmake --preset cuda && cmake --build "
+      "--preset cuda` builds one that has it; allowed: cpu");
+}
+
 std::unique_ptr<Device> make_cuda_device(int, std::int64_t) {
-  throw UsageError("device: cuda: this program was built without it; the CMake preset cuda builds one with it");
+  cuda_gpus();  // says why
+  return nullptr;
 }
 
 }  // namespace regather

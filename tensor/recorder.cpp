@@ -2,11 +2,19 @@
 
 #include <utility>
 
+#include "tensor/device.h"
 #include "tensor/error.h"
 
 namespace regather {
 
+void record_into(Recorder* recorder, Device& device) {
+  device.recorder = recorder;
+  if (recorder && device.kind() == DeviceKind::Cuda)
+    recorder->settle = [&device] { device.record(Stream::Compute).wait(); };
+}
+
 void Recorder::begin(Interval interval) {
+  if (settle) settle();
   interval.parent = open_;
   recording_.intervals.push_back(std::move(interval));
   open_ = static_cast<int>(recording_.intervals.size()) - 1;
@@ -14,6 +22,10 @@ void Recorder::begin(Interval interval) {
 }
 
 void Recorder::end() noexcept {
+  try {
+    if (settle) settle();
+  } catch (...) {  // a device that failed: what waits for it next says so
+  }
   const Time end = now();
   Interval& closed = interval(open_);
   closed.length = end - closed.begin;

@@ -5,6 +5,7 @@
 // anything.
 #pragma once
 #include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,8 @@ class Recorder {
 
   const Recording& recording() const { return recording_; }
   Recording take();  // and begins a new one; no interval may be open
+  // Called where an interval begins and ends, when set: waits for what was enqueued, so that lengths are of the work.
+  std::function<void()> settle;
   void add(Flight flight) { recording_.flights.push_back(std::move(flight)); }
 
   static Time now() { return std::chrono::steady_clock::now().time_since_epoch(); }
@@ -54,6 +57,11 @@ class Recorder {
   Recording recording_;
   int open_ = -1;
 };
+
+class Device;
+// What the device does is recorded from now on; null: no longer. On a GPU every interval waits for its own work:
+// nothing overlaps while it is recorded, and a step takes longer.
+void record_into(Recorder* recorder, Device& device);
 
 // One interval, from construction to destruction. describe: gives an Interval with everything but times; called only
 // when there is a recorder.

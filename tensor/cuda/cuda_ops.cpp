@@ -2,16 +2,13 @@
 
 #include "tensor/cuda/status.h"
 #include "tensor/error.h"
+#include "tensor/gpu_room.h"
 #include "tensor/ops/gemm.h"
 
 namespace regather::cuda {
 namespace {
 
-// Partial sums of a reduction over rows; a reduction takes no more chunks than fit.
-constexpr std::int64_t kScratchBytes = std::int64_t{16} << 20;
-// NVIDIA's advice for Hopper. One workspace and one stream: the same bits for the same call.
-constexpr std::int64_t kBlasWorkspaceBytes = std::int64_t{32} << 20;
-constexpr std::int64_t kHostBytes = 64;
+static_assert(sizeof(Fault) == kGpuFaultBytes);
 
 std::string text_of(const Fault& f) {
   if (f.kind == kTokenOutsideVocabulary)
@@ -25,7 +22,7 @@ std::string text_of(const Fault& f) {
 
 OpContext::OpContext(Allocator& memory, cudaStream_t compute)
     : stream_(compute),
-      scratch_(memory, kScratchBytes, Tag::Workspace),
+      scratch_(memory, kGpuScratchBytes, Tag::Workspace),
       faults_(memory, sizeof(Fault), Tag::Workspace) {
   check_status(cudaMemsetAsync(faults_.data(), 0, sizeof(Fault), stream_), "cudaMemsetAsync");
 }
@@ -34,11 +31,11 @@ CudaOps::CudaOps(Allocator& memory, cudaStream_t compute)
     : context_(memory, compute),
       fp32_(context_),
       bf16_(context_),
-      blas_workspace_(memory, kBlasWorkspaceBytes, Tag::Workspace),
-      host_(memory, kHostBytes, Tag::Host) {
+      blas_workspace_(memory, kGpuProductsBytes, Tag::Workspace),
+      host_(memory, kGpuResultBytes, Tag::Host) {
   check_status(cublasCreate(&blas_), "cublasCreate");
   check_status(cublasSetStream(blas_, compute), "cublasSetStream");
-  check_status(cublasSetWorkspace(blas_, blas_workspace_.data(), kBlasWorkspaceBytes), "cublasSetWorkspace");
+  check_status(cublasSetWorkspace(blas_, blas_workspace_.data(), kGpuProductsBytes), "cublasSetWorkspace");
   // A sum that is split is added up in fp32, too, and rounded once.
   check_status(cublasSetMathMode(blas_, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION), "cublasSetMathMode");
 }

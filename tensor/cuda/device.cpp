@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "tensor/cuda/copy_times.h"
 #include "tensor/cuda/cuda_ops.h"
 #include "tensor/cuda/memory.h"
 #include "tensor/cuda/status.h"
@@ -16,12 +17,44 @@ namespace {
 using cuda::check_status;
 using cuda::Streams;
 
+constexpr int kOldestGpu = 8;  // mma.sync of bf16, asynchronous copies
+
+double attribute(cudaDeviceAttr which, int index) {
+  int value = 0;
+  check_status(cudaDeviceGetAttribute(&value, which, index), "cudaDeviceGetAttribute");
+  return value;
+}
+
+// Floating point operations of a multiprocessor in a clock: of its fp32 lanes, and of its tensor cores on dense bf16.
+struct PerClock {
+  double fp32, bf16;
+};
+PerClock per_clock(int major, int minor) {
+  if (major == 8) return minor == 0 ? PerClock{128, 2048} : PerClock{256, 1024};
+  return major == 9 ? PerClock{256, 4096} : PerClock{256, 8192};
+}
+
+GpuInfo describe_gpu(int index) {
+  cudaDeviceProp p{};
+  check_status(cudaGetDeviceProperties(&p, index), "cudaGetDeviceProperties");
+  GpuInfo gpu{
+      .name = p.name, .memory = static_cast<std::int64_t>(p.totalGlobalMem), .major = p.major, .minor = p.minor};
+  for (const char byte : p.uuid.bytes) gpu.id += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  const double clocks = 1e3 * attribute(cudaDevAttrClockRate, index) * p.multiProcessorCount,
+               bytes = 2e3 * attribute(cudaDevAttrMemoryClockRate, index) *
+                       attribute(cudaDevAttrGlobalMemoryBusWidth, index) / 8;  // two transfers a clock
+  const PerClock flops = per_clock(p.major, p.minor);
+  gpu.fp32 = {.flops = clocks * flops.fp32, .bytes = bytes};
+  gpu.bf16 = {.flops = clocks * flops.bf16, .bytes = bytes};
+  return gpu;
+}
+
 // Pinned pieces that pageable memory is copied through, one after another.
 class Staging {
  public:
-  static constexpr std::int64_t kPieces = 4;
-  Staging(Allocator& memory, Streams& streams, std::int64_t bytes) : streams_(streams), piece_(bytes / kPieces) {
-    for (std::int64_t i = 0; i < kPieces; ++i) pieces_.push_back({Buffer(memory, piece_, Tag::Host), {}});
+  Staging(Allocator& memory, Streams& streams, std::int64_t bytes)
+      : streams_(streams), piece_(bytes / kGpuStagingPieces) {
+    for (std::int64_t i = 0; i < kGpuStagingPieces; ++i) pieces_.push_back({Buffer(memory, piece_, Tag::Host), {}});
   }
 
   void write(Stream stream, std::byte* to, const std::byte* from, std::int64_t bytes) {
@@ -65,19 +98,42 @@ class Staging {
 
 struct CudaDevice::Parts {
   Parts(std::shared_ptr<Streams> s, Allocator& memory, std::int64_t staging_bytes)
-      : streams(std::move(s)), staging(memory, *streams, staging_bytes), ops(memory, (*streams)[Stream::Compute]) {}
+      : streams(std::move(s)),
+        to_host((*streams)[Stream::ToHost]),
+        to_device((*streams)[Stream::ToDevice]),
+        staging(memory, *streams, staging_bytes),
+        ops(memory, (*streams)[Stream::Compute]) {}
+  cuda::CopyTimes* times_of(Stream stream) {
+    return stream == Stream::ToHost ? &to_host : stream == Stream::ToDevice ? &to_device : nullptr;
+  }
   std::shared_ptr<Streams> streams;
+  cuda::CopyTimes to_host, to_device;
   Staging staging;
   cuda::CudaOps ops;
 };
 
-std::unique_ptr<Device> make_cuda_device(int index, std::int64_t limit) {
+std::vector<GpuInfo> cuda_gpus() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess || count == 0)
+    throw UsageError(fmt::format("device: value cuda, but there is no GPU here: {}; allowed: cpu",
+                                 status == cudaSuccess ? "the driver lists none" : cudaGetErrorString(status)));
+  std::vector<GpuInfo> gpus;
+  for (int i = 0; i < count; ++i) {
+    gpus.push_back(describe_gpu(i));
+  }
+  return gpus;
+}
+
+std::unique_ptr<Device> make_cuda_device(int index, std::int64_t limit) {
+  const std::vector<GpuInfo> gpus = cuda_gpus();
+  check(index >= 0 && index < static_cast<int>(gpus.size()), "GPU {} of {}", index, gpus.size());
+  const GpuInfo& gpu = gpus[static_cast<std::size_t>(index)];
+  if (gpu.major < kOldestGpu)
     throw UsageError(
-        fmt::format("device: cuda: {}", status == cudaSuccess ? "there is no GPU" : cudaGetErrorString(status)));
-  if (index >= count) throw UsageError(fmt::format("device: cuda: GPU {} of {}", index, count));
+        fmt::format("device: value cuda, but GPU {} ({}) has compute capability {}.{}; the program needs {}.0 or "
+                    "later; allowed: cpu",
+                    index, gpu.name, gpu.major, gpu.minor, kOldestGpu));
   return std::make_unique<CudaDevice>(index, limit);
 }
 
@@ -99,8 +155,15 @@ void CudaDevice::wait(Stream stream, const Event& event) { parts_->streams->wait
 
 void CudaDevice::copy(Stream on, void* to, const void* from, std::int64_t bytes) {
   if (bytes == 0) return;
+  cuda::CopyTimes* times = parts_->times_of(on);
+  if (times) times->begin(bytes);
   check_status(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream(on)),
                "cudaMemcpyAsync");
+  if (times) times->end();
+}
+CopyCounts CudaDevice::copies(Stream on) const {
+  cuda::CopyTimes* times = parts_->times_of(on);
+  return times ? times->counts() : CopyCounts();
 }
 void CudaDevice::zero(Stream on, void* to, std::int64_t bytes) {
   if (bytes == 0) return;

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "tensor/device.h"
+#include "tensor/gpu_room.h"
 
 struct CUstream_st;  // cudaStream_t is a pointer to it
 
@@ -19,7 +20,7 @@ class CudaDevice final : public Device {
  public:
   // index: which of the machine's GPUs. limit: bytes of all tags except Host; 0: none. staging_bytes: pinned memory
   // through which pageable memory is copied.
-  explicit CudaDevice(int index, std::int64_t limit = 0, std::int64_t staging_bytes = std::int64_t{8} << 20);
+  explicit CudaDevice(int index, std::int64_t limit = 0, std::int64_t staging_bytes = kGpuStagingBytes);
   ~CudaDevice() override;
 
   DeviceKind kind() const override { return DeviceKind::Cuda; }
@@ -27,6 +28,7 @@ class CudaDevice final : public Device {
   Event record(Stream stream) override;
   void wait(Stream stream, const Event& event) override;
   void copy(Stream stream, void* to, const void* from, std::int64_t bytes) override;
+  CopyCounts copies(Stream stream) const override;
   void zero(Stream stream, void* to, std::int64_t bytes) override;
   void add(Stream stream, float* sum, const float* a, const float* b, std::int64_t n) override;
   void add(Stream stream, Bf16* sum, const Bf16* a, const Bf16* b, std::int64_t n) override;

@@ -103,6 +103,25 @@ API cudaGetDeviceCount(int* count) {
   *count = static_cast<int>(state().devices.size());
   return *count > 0 ? cudaSuccess : failed(cudaErrorNoDevice);
 }
+API cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  if (device < 0 || device >= static_cast<int>(state().devices.size())) return failed(cudaErrorInvalidDevice);
+  *properties = {};
+  fmt::format_to_n(properties->name, sizeof(properties->name) - 1, "emulated GPU {}", device);
+  properties->uuid.bytes[0] = static_cast<char>(device);
+  properties->totalGlobalMem = state().options.capacity;
+  properties->major = 8;  // what its limits are those of
+  properties->multiProcessorCount = 108;
+  return cudaSuccess;
+}
+API cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  if (device < 0 || device >= static_cast<int>(state().devices.size())) return failed(cudaErrorInvalidDevice);
+  switch (attribute) {
+    case cudaDevAttrClockRate: *value = 1410000; return cudaSuccess;
+    case cudaDevAttrMemoryClockRate: *value = 1215000; return cudaSuccess;
+    case cudaDevAttrGlobalMemoryBusWidth: *value = 5120; return cudaSuccess;
+    default: return failed(cudaErrorInvalidValue);
+  }
+}
 API cudaSetDevice(int device) {
   if (device < 0 || device >= static_cast<int>(state().devices.size())) return failed(cudaErrorInvalidDevice);
   state().host().device = device;
@@ -300,6 +319,13 @@ API cudaEventSynchronize(cudaEvent_t event) {
   const bool done = state().wait_until([=] { return event->done >= number; }, __func__);
   cuda_emu::acquire(event);
   return done ? cudaSuccess : failed(cudaErrorLaunchFailure);
+}
+API cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  if (!exists(begin, __func__) || !exists(end, __func__)) return failed(cudaErrorInvalidResourceHandle);
+  for (const cudaEvent_t event : {begin, end})
+    if (event->done < event->recorded) return cudaErrorNotReady;
+  *milliseconds = 1;  // there is no time here
+  return cudaSuccess;
 }
 API cudaEventQuery(cudaEvent_t event) {
   if (!exists(event, __func__)) return failed(cudaErrorInvalidResourceHandle);

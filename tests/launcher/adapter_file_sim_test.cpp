@@ -74,7 +74,7 @@ double train_and_write(const RunSetup& s, const std::filesystem::path& folder) {
     const Batch batch = make_batch(device.memory, s, comm.rank(), comm.size(), 99, 0);
     const double mine = trainer.evaluate({&batch, 1}).loss;
     comm.reset_ledger();
-    auto tensors = gather_adapters(trainer.stack(), comm);
+    auto tensors = gather_adapters(trainer.stack(), device, comm);
     EXPECT_TRUE(differences(expected_of_adapters(trainer.stack(), s.world), comm.ledger().entries()).empty());
     const auto& entries = comm.ledger().entries();  // each of the three blocks once, with its base
     const auto blocks = entries.find({Collective::AllGather, "block", Pass::Save, DType::F32});

@@ -46,6 +46,17 @@ for ranks in 2 3; do
   lines err "regather: error:" 1
   says err "x ranks $ranks = "
 done
+# Without a GPU, or without CUDA in the program; a machine with one is not asked.
+run 0 "$program" check c.yaml --set device=cuda
+if ! grep -q "^# device: cuda: " out; then
+  says out "# device: cuda; "
+  run 2 "$program" train c.yaml --set device=cuda
+  lines err "regather: error: --set device=cuda: device: value cuda, but " 1
+  lines err "" 1
+fi
+run 2 mpi 2 "$program" train c.yaml --set device=cuda
+lines err "regather: error:" 1
+says err "communication.backend: value mpi moves the host's memory, but device is cuda and there are 2 ranks"
 [[ ! -e run ]] || fail "a refused run made its folder"
 
 run 0 mpi 2 "$program" train c.yaml --json copy.json

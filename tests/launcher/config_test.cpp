@@ -292,13 +292,27 @@ TEST(Config, WhatThisBuildDoesNotHaveIsRefusedByName) {
     EXPECT_EQ(refusal(kData, {set}), "--set " + set + ": " + path + ": value '" + value +
                                          "' is not available in this build; allowed: " + allowed);
   };
-  refused("device=cuda", "cpu");
   refused("communication.backend=nccl", "mpi, sim");
   refused("communication.backend=staged", "mpi, sim");
   refused("sharding.shard_size=2", "0");
   refused("sharding.shard_size=1", "0");
   refused("snapshot.every=5", "0");
   refused("data.tokenizer=words.model", "bytes");
+}
+
+TEST(Config, RanksOnGpusNeedABackendThatMovesTheirMemory) {
+  const Config config = parse(kData + "device: cuda\n");
+  EXPECT_NO_THROW(check_against_world(config, 1));
+  std::string refused;
+  try {
+    with_places(config, [&] { check_against_world(config, 2); });
+  } catch (const UsageError& e) {
+    refused = e.what();
+  }
+  EXPECT_TRUE(
+      refused.find("communication.backend: value mpi moves the host's memory, but device is cuda and there are 2 "
+                   "ranks; allowed: ") != std::string::npos)
+      << refused;
 }
 
 TEST(Config, KeepIsAListOfNamesOrOneByLayer) {

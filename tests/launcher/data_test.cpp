@@ -44,15 +44,15 @@ class DataTest : public ::testing::Test {
   }
 
   fs::path folder_;
-  Allocator memory_;
+  CpuDevice device_;
 };
 
 // The windows that a rank trains on in a step, micro-batch after micro-batch.
-std::vector<std::int64_t> windows_of(Dataset& data, Allocator& memory, const BatchGrid& grid, std::int64_t rank,
+std::vector<std::int64_t> windows_of(Dataset& data, Device& device, const BatchGrid& grid, std::int64_t rank,
                                      std::int64_t step) {
   std::vector<std::int64_t> ids;
   for (std::int64_t m = 0; m < grid.accumulation; ++m) {
-    const Batch batch = data.batch(memory, grid, rank, step, m);
+    const Batch batch = data.batch(device, grid, rank, step, m);
     EXPECT_EQ(batch.first_sequence, (m * grid.ranks + rank) * grid.micro_batch);
     for (std::int64_t b = 0; b < grid.micro_batch; ++b) ids.push_back(batch.tokens.data<std::int32_t>()[b * 4] / 4);
   }
@@ -64,10 +64,10 @@ TEST_F(DataTest, TargetsAreTheNextTokensAndEveryTokenIsATargetOnce) {
   EXPECT_EQ(data.num_tokens(), 41);
   EXPECT_EQ(data.num_windows(), 10);
   const BatchGrid grid{.ranks = 1, .micro_batch = 10};
-  const Batch batch = data.batch(memory_, grid, 0, 0, 0);
+  const Batch batch = data.batch(device_, grid, 0, 0, 0);
   EXPECT_EQ(batch.tokens.shape(), (Shape{10, 4}));
   EXPECT_EQ(batch.targets.shape(), (Shape{10, 4}));
-  EXPECT_EQ(memory_.live(Tag::Workspace), 2 * 10 * 4 * 4);
+  EXPECT_EQ(device_.memory.live(Tag::Workspace), 2 * 10 * 4 * 4);
   std::set<std::int32_t> targets;
   for (std::int64_t i = 0; i < 40; ++i) {
     EXPECT_EQ(batch.targets.data<std::int32_t>()[i], batch.tokens.data<std::int32_t>()[i] + 1);
@@ -78,7 +78,7 @@ TEST_F(DataTest, TargetsAreTheNextTokensAndEveryTokenIsATargetOnce) {
 
 TEST_F(DataTest, BytesAboveAsciiAreNotNegative) {
   Dataset data({.files = {file("high", std::string(5, static_cast<char>(0xFF)))}, .sequence = 4});
-  const Batch batch = data.batch(memory_, {}, 0, 0, 0);
+  const Batch batch = data.batch(device_, {}, 0, 0, 0);
   EXPECT_EQ(batch.tokens.data<std::int32_t>()[0], 255);
   EXPECT_EQ(Dataset::vocab(), 256);
 }
@@ -112,7 +112,7 @@ TEST_F(DataTest, RanksAreDisjointAndTheirUnionIsTheOneRankOrder) {
           std::map<std::int64_t, std::int64_t> by_place;  // place in the step -> window
           for (std::int64_t rank = 0; rank < ranks; ++rank) {
             Dataset data({.files = {path}, .sequence = 4, .seed = 5});
-            const std::vector<std::int64_t> ids = windows_of(data, memory_, grid, rank, step);
+            const std::vector<std::int64_t> ids = windows_of(data, device_, grid, rank, step);
             for (std::size_t i = 0; i < ids.size(); ++i) {
               const auto b = static_cast<std::int64_t>(i) % grid.micro_batch,
                          m = static_cast<std::int64_t>(i) / grid.micro_batch;
@@ -132,7 +132,7 @@ TEST_F(DataTest, EveryEpochIsAnotherOrderOfAllWindowsAndBatchesRunOverItsEnd) {
   const BatchGrid grid{.ranks = 1, .micro_batch = 4};
   std::vector<std::int64_t> ids;
   for (std::int64_t step = 0; step < 10; ++step)
-    for (std::int64_t id : windows_of(data, memory_, grid, 0, step)) ids.push_back(id);
+    for (std::int64_t id : windows_of(data, device_, grid, 0, step)) ids.push_back(id);
   ASSERT_EQ(ids.size(), 40U);
   std::set<std::vector<std::int64_t>> orders;
   for (int epoch = 0; epoch < 4; ++epoch) {
@@ -149,13 +149,13 @@ TEST_F(DataTest, EveryEpochIsAnotherOrderOfAllWindowsAndBatchesRunOverItsEnd) {
 TEST_F(DataTest, FewerWindowsThanAStepNeedsAreUsedAgainInEqualParts) {
   for (std::int64_t rank = 0; rank < 4; ++rank) {
     Dataset data({.files = {counting(3)}, .sequence = 4, .seed = 1});
-    EXPECT_EQ(windows_of(data, memory_, {.ranks = 4, .micro_batch = 2}, rank, 0).size(), 2U);
+    EXPECT_EQ(windows_of(data, device_, {.ranks = 4, .micro_batch = 2}, rank, 0).size(), 2U);
   }
   std::map<std::int64_t, int> uses;
   for (std::int64_t step = 0; step < 3; ++step)
     for (std::int64_t rank = 0; rank < 4; ++rank) {
       Dataset data({.files = {counting(3)}, .sequence = 4, .seed = 1});
-      for (std::int64_t id : windows_of(data, memory_, {.ranks = 4, .micro_batch = 2}, rank, step)) ++uses[id];
+      for (std::int64_t id : windows_of(data, device_, {.ranks = 4, .micro_batch = 2}, rank, step)) ++uses[id];
     }
   EXPECT_EQ(uses, (std::map<std::int64_t, int>{{0, 8}, {1, 8}, {2, 8}}));
 }
@@ -191,7 +191,7 @@ TEST_F(DataTest, HeldOutWindowsAreTheLastAndAreNeverTrainedOn) {
     std::vector<std::int64_t> ids;
     for (std::int64_t i = 0; i < data.evaluation_batches(grid); ++i)
       for (std::int64_t rank = 0; rank < ranks; ++rank) {
-        const Batch batch = data.evaluation_batch(memory_, grid, rank, i);
+        const Batch batch = data.evaluation_batch(device_, grid, rank, i);
         for (std::int64_t b = 0; b < 2; ++b) ids.push_back(batch.tokens.data<std::int32_t>()[b * 4] / 4);
       }
     EXPECT_EQ(ids, (std::vector<std::int64_t>{10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21})) << ranks << " ranks";
@@ -204,7 +204,7 @@ TEST_F(DataTest, AnEvaluationDoesNotChangeWhatIsTrainedOn) {
   Dataset without({.files = {path}, .sequence = 4, .seed = 1});
   Dataset with({.files = {path}, .sequence = 4, .seed = 1, .evaluation = 4});
   for (std::int64_t g = 0; g < 30; ++g) EXPECT_EQ(with.window(g), without.window(g));
-  EXPECT_EQ(with.evaluation_batch(memory_, {.ranks = 1, .micro_batch = 4}, 0, 0).tokens.data<std::int32_t>()[0] / 4, 8);
+  EXPECT_EQ(with.evaluation_batch(device_, {.ranks = 1, .micro_batch = 4}, 0, 0).tokens.data<std::int32_t>()[0] / 4, 8);
   EXPECT_EQ(refusal({.files = {path}, .sequence = 4, .evaluation = 13}),
             "eval.batches: an evaluation reads 13 windows of 5 tokens, but data.files hold 12");
 }
@@ -228,10 +228,10 @@ TEST_F(DataTest, WhatCannotBeUsedIsRefusedWithItsPathOrBothNumbers) {
 }
 
 TEST_F(DataTest, AMetaRunCountsABatchAndReadsNothing) {
-  Allocator meta(Allocator::Mode::Meta);
+  CpuDevice meta(Allocator::Mode::Meta);
   Dataset data({.files = {counting(3)}, .sequence = 4});
   const Batch batch = data.batch(meta, {.ranks = 1, .micro_batch = 3}, 0, 0, 0);
-  EXPECT_EQ(meta.live(Tag::Workspace), 2 * 3 * 4 * 4);
+  EXPECT_EQ(meta.memory.live(Tag::Workspace), 2 * 3 * 4 * 4);
   EXPECT_EQ(batch.tokens.data<std::int32_t>(), nullptr);
 }
 

@@ -182,9 +182,9 @@ TEST(Banner, SaysWhereAndOnWhatARunRuns) {
 }
 
 TEST(Banner, WarnsOfMoreMemoryThanThereIs) {
-  EXPECT_EQ(warn_of_memory(1 << 20, 2, 2 << 20), "");
-  EXPECT_EQ(warn_of_memory(1 << 20, 2, 0), "");
-  const std::string warning = warn_of_memory(1 << 20, 3, 2 << 20);
+  EXPECT_EQ(warn_of_memory(1 << 20, 2, "this machine", 2 << 20), "");
+  EXPECT_EQ(warn_of_memory(1 << 20, 2, "this machine", 0), "");
+  const std::string warning = warn_of_memory(1 << 20, 3, "this machine", 2 << 20);
   EXPECT_EQ(
       warning,
       "3 ranks on this machine need 3.0 MiB at the peak, it has 2.0 MiB available (memory.limit refuses instead)");

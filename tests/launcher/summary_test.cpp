@@ -31,6 +31,7 @@ RunSummary example() {
   RunSummary s;
   s.config = parse_config("data: {files: [a]}\n", "c", {});
   s.world = 2;
+  s.device = "AMD EPYC 7B13";
   s.steps = 3;
   s.tokens_per_second = 1234.5;
   s.step_seconds = summarize_seconds(std::vector<double>{3, 1, 2});
@@ -51,7 +52,8 @@ RunSummary example() {
 
 TEST(Summary, HasTheShapeThatScriptsRead) {
   // As the reference of summary.json gives it.
-  const Json reference = Json::parse(R"({"world": 2, "steps": 50, "skipped_steps": 0, "tokens_per_second": 0.0,
+  const Json reference =
+      Json::parse(R"({"world": 2, "device": "NVIDIA H100", "steps": 50, "skipped_steps": 0, "tokens_per_second": 0.0,
     "step_seconds": {"min": 0, "median": 0, "max": 0}, "loss": [0], "grad_norm": [0],
     "memory_bytes": {"peak": 0,
       "at_peak": {"parameters": 0, "gathered": 0, "gradients": 0, "optimizer": 0, "activations": 0, "workspace": 0},
@@ -79,6 +81,7 @@ TEST(Summary, ValuesAreWhereTheyBelong) {
   EXPECT_EQ(json["memory_bytes"]["at_peak"]["activations"], 5);
   EXPECT_EQ(json["memory_bytes"]["peak_of"]["workspace"], 16);
   EXPECT_EQ(json["step_seconds"]["median"], 2);
+  EXPECT_EQ(json["device"], "AMD EPYC 7B13");
   EXPECT_EQ(json["collectives"]["per_step"][0]["unit"], "block");
   EXPECT_EQ(json["collectives"]["per_step"][0]["count"], 6);
   EXPECT_EQ(json["collectives"]["per_step"][0]["bytes"], 300);

@@ -47,7 +47,7 @@ class Golden : public ::testing::TestWithParam<const char*> {
         data_({.files = {kGolden / "text.txt"}, .sequence = train_["sequence"], .seed = train_["seed"]}) {}
 
   Batch batch(std::int64_t step) {  // steps from 0
-    return data_.batch(single_.device.memory, {.ranks = 1, .micro_batch = train_["global_batch"]}, 0, step, 0);
+    return data_.batch(single_.device, {.ranks = 1, .micro_batch = train_["global_batch"]}, 0, step, 0);
   }
   template <class F>
   void for_each_parameter(F f) {

@@ -1,0 +1,160 @@
+// Whole runs of `regather train` with `device: cuda`: what is trained and written is what `device: cpu` trains and
+// writes within bounds, and a rank's peak is the one that was planned, to the byte.
+#include "launcher/training_run.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "launcher/adapter_file.h"
+#include "launcher/check.h"
+#include "tensor/gpu_room.h"
+#include "tests/cuda_emu/machine.h"
+#include "tests/launcher/temporary_folder.h"
+
+namespace regather::testing {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::string_view kRun = R"(
+model: {layers: 3, hidden: 16, heads: 2, max_sequence: 16, init_std: 0.2}
+data: {sequence: 9}
+train: {steps: 3, micro_batch: 2, accumulation: 2, optimizer: {lr: 1.0e-2}}
+eval: {every: 3, batches: 1}
+communication: {backend: mpi}
+)";
+constexpr std::string_view kGpt2[] = {"model.dropout=0.1", "activation_checkpointing.policy=selective",
+                                      "activation_checkpointing.audit=1"};
+constexpr std::string_view kLlama[] = {"model.type=llama", "model.tie_embeddings=false", "model.lora.rank=2",
+                                       "activation_checkpointing.offload=all"};
+
+Config config_of(const std::filesystem::path& folder, std::span<const std::string_view> sets, std::string_view device) {
+  const std::filesystem::path text = folder / "text.txt";
+  std::ofstream stream(text);
+  for (int i = 0; i < 4000; ++i) stream << static_cast<char>('a' + i * i % 23);
+  std::vector<std::string> all(sets.begin(), sets.end());
+  all.push_back(fmt::format("data.files=[{}]", text.string()));
+  all.push_back(fmt::format("output={}", (folder / device).string()));
+  all.push_back(fmt::format("device={}", device));
+  return parse_config(kRun, "run.yaml", all);
+}
+
+std::string contents(const std::filesystem::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+struct Ran {
+  Json summary;
+  std::string adapter;  // empty: none was written
+};
+
+Ran run(const Config& config) {
+  EXPECT_EQ(
+      run_training(config, {}, [](const Error& e, ErrorOrigin, const LaunchPlace&) { ADD_FAILURE() << e.what(); }), 0);
+  const std::filesystem::path folder = config.output;
+  return {Json::parse(contents(folder / "summary.json")), contents(folder / "adapter" / kAdapterModel)};
+}
+
+Ran run_on_cuda(const Config& config, std::uint64_t seed = 1) {
+  cuda_emu::Machine machine({.seed = seed, .devices = 1, .guarded = false});
+  Ran ran = run(config);
+  EXPECT_EQ(machine.findings(), std::vector<std::string>{});
+  EXPECT_EQ(machine.used_bytes(0), 0U) << "everything was given back";
+  return ran;
+}
+
+// The header of a safetensors file, and its values.
+std::pair<Json, std::vector<float>> tensors_of(const std::string& file) {
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), sizeof length);
+  const std::string_view values = std::string_view(file).substr(sizeof length + length);
+  std::vector<float> numbers(values.size() / sizeof(float));
+  std::memcpy(numbers.data(), values.data(), values.size());
+  return {Json::parse(file.substr(sizeof length, length)), numbers};
+}
+
+void expect_near(const Json& cuda, const Json& cpu, double bound) {
+  ASSERT_EQ(cuda.size(), cpu.size());
+  for (std::size_t i = 0; i < cpu.size(); ++i)
+    EXPECT_NEAR(cuda[i].get<double>(), cpu[i].get<double>(), bound * cpu[i].get<double>()) << "step " << i + 1;
+}
+
+constexpr double kBound = 1e-4;
+
+void expect_same_run(const Json& cuda, const Json& cpu) {
+  expect_near(cuda["loss"], cpu["loss"], kBound);
+  expect_near(cuda["grad_norm"], cpu["grad_norm"], kBound);
+  EXPECT_NEAR(cuda["eval"][0]["loss"].get<double>(), cpu["eval"][0]["loss"].get<double>(), kBound);
+  EXPECT_EQ(cuda["collectives"], cpu["collectives"]);
+  EXPECT_EQ(cuda["checkpointing"]["plan"], cpu["checkpointing"]["plan"]);
+  EXPECT_EQ(cuda["checkpointing"]["recomputed_flops"], cpu["checkpointing"]["recomputed_flops"]);
+  EXPECT_EQ(cuda["device"], "emulated GPU 0");
+  EXPECT_TRUE(cuda["collectives"]["expected_matches"].get<bool>());
+}
+
+void expect_planned_memory(const Json& summary) {
+  EXPECT_EQ(summary["memory_bytes"]["peak"], summary["predicted"]["peak_bytes"]);
+  const Json& at_peak = summary["memory_bytes"]["at_peak"];
+  std::int64_t sum = 0;
+  for (const Tag tag : kAllTags)
+    if (tag != Tag::Host) sum += at_peak[std::string(name_of(tag))].get<std::int64_t>();
+  EXPECT_EQ(sum, summary["memory_bytes"]["peak"].get<std::int64_t>());
+}
+
+TEST(TrainingRunOnCuda, TrainsAsOnACpuInTheMemoryThatWasPlanned) {
+  const TemporaryFolder folder;
+  const Ran cpu = run(config_of(folder.path(), kGpt2, "cpu"));
+  const Ran cuda = run_on_cuda(config_of(folder.path(), kGpt2, "cuda"));
+  expect_same_run(cuda.summary, cpu.summary);
+  expect_planned_memory(cpu.summary);
+  expect_planned_memory(cuda.summary);
+  EXPECT_GE(cuda.summary["memory_bytes"]["at_peak"]["workspace"].get<std::int64_t>(),
+            kGpuScratchBytes + kGpuProductsBytes);
+}
+
+TEST(TrainingRunOnCuda, WritesTheAdaptersThatACpuWrites) {
+  const TemporaryFolder folder;
+  const Ran cpu = run(config_of(folder.path(), kLlama, "cpu"));
+  const Ran cuda = run_on_cuda(config_of(folder.path(), kLlama, "cuda"), 2);
+  expect_same_run(cuda.summary, cpu.summary);
+  expect_planned_memory(cuda.summary);
+  EXPECT_GT(cuda.summary["checkpointing"]["offload"]["host_bytes"].get<std::int64_t>(), 0);
+  const auto [layout, values] = tensors_of(cuda.adapter);
+  const auto [expected_layout, expected] = tensors_of(cpu.adapter);
+  EXPECT_EQ(layout, expected_layout);
+  ASSERT_EQ(values.size(), expected.size());
+  ASSERT_FALSE(values.empty());
+  for (std::size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(values[i], expected[i], 1e-4) << "element " << i;
+}
+
+TEST(TrainingRunOnCuda, ALimitBelowThePlanIsRefusedBeforeAnythingIsTrained) {
+  const TemporaryFolder folder;
+  Config config = config_of(folder.path(), kGpt2, "cuda");
+  config.memory.limit = kGpuScratchBytes + kGpuProductsBytes + (64 << 10);  // the device itself fits
+  const cuda_emu::Machine machine({.devices = 1, .guarded = false});
+  std::string said;
+  EXPECT_EQ(run_training(config, {}, [&](const Error& e, ErrorOrigin, const LaunchPlace&) { said = e.what(); }), 3);
+  EXPECT_TRUE(said.find("memory.limit: value 48.1 MiB") != std::string::npos) << said;
+  EXPECT_FALSE(std::filesystem::exists(config.output));
+}
+
+TEST(TrainingRunOnCuda, AMachineWithoutAGpuIsAUsageError) {
+  const TemporaryFolder folder;
+  const Config config = config_of(folder.path(), kGpt2, "cuda");
+  const cuda_emu::Machine machine({.devices = 0, .guarded = false});
+  std::string said;
+  EXPECT_EQ(run_training(config, {}, [&](const Error& e, ErrorOrigin, const LaunchPlace&) { said = e.what(); }), 2);
+  EXPECT_EQ(said,
+            "--set device=cuda: device: value cuda, but there is no GPU here: no CUDA-capable device is detected; "
+            "allowed: cpu");
+  EXPECT_TRUE(
+      check_text(config, {}, {}).find("# device: cuda; there is no GPU here: no CUDA-capable device is detected\n") !=
+      std::string::npos);
+}
+
+}  // namespace
+}  // namespace regather::testing
