@@ -123,12 +123,11 @@ Config parse(std::string_view text, std::string_view name, std::span<const std::
   return config;
 }
 
-// What a key may name: the rows of a table, and what other builds have.
+// What a key may name: the rows of a table.
 template <class Table>
-std::vector<KeyOption> names(const Table& table, std::vector<KeyOption> others = {}) {
+std::vector<KeyOption> names(const Table& table) {
   std::vector<KeyOption> all;
   for (const auto& row : table) all.emplace_back(std::string(row.name));
-  all.insert(all.end(), others.begin(), others.end());
   return all;
 }
 
@@ -160,7 +159,7 @@ std::vector<KeyOption> names_of(const ModelRegistry& models) { return names(mode
 
 std::vector<KeyOption> names_of_policies() { return names(policies()); }
 
-std::vector<KeyOption> names_of_backends() { return names(backends(), {later("nccl"), later("staged")}); }
+std::vector<KeyOption> names_of_backends() { return names(backends()); }
 
 Keys keys_of(Config& config) {
   Keys keys;

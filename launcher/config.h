@@ -268,7 +268,8 @@ struct CommunicationConfig {
   std::chrono::milliseconds timeout{60000};
   void describe(Keys& k) {
     k.choice("backend", backend, names_of_backends(),
-             "mpi: ranks are the processes of mpirun or srun; sim: ranks are threads of one process");
+             "mpi: ranks are the processes of mpirun or srun; sim: ranks are threads of one process; for device cuda, "
+             "processes, too: nccl: each has a GPU of its own; staged: they may share GPUs");
     k.integer("sim_ranks", sim_ranks, between(1, 64), "sim: how many ranks")
         .also({"ranks", "world", "world_size", "num_ranks", "nproc"});
     k.choice("audit", audit, {"error", "warn"}, "what a step does that communicated other than planned");

@@ -106,7 +106,7 @@ API cudaGetDeviceCount(int* count) {
 API cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (device < 0 || device >= static_cast<int>(state().devices.size())) return failed(cudaErrorInvalidDevice);
   *properties = {};
-  fmt::format_to_n(properties->name, sizeof(properties->name) - 1, "emulated GPU {}", device);
+  std::strcpy(properties->name, "emulated GPU");
   properties->uuid.bytes[0] = static_cast<char>(device);
   properties->totalGlobalMem = state().options.capacity;
   properties->major = 8;  // what its limits are those of
@@ -129,13 +129,6 @@ API cudaSetDevice(int device) {
 }
 API cudaGetDevice(int* device) {
   *device = state().host().device;
-  return cudaSuccess;
-}
-API cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (device < 0 || device >= static_cast<int>(state().devices.size())) return failed(cudaErrorInvalidDevice);
-  *properties = {};
-  std::strcpy(properties->name, "emulated GPU");
-  properties->uuid.bytes[0] = static_cast<char>(device);
   return cudaSuccess;
 }
 API cudaDeviceSynchronize() {

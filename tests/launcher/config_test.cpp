@@ -292,8 +292,6 @@ TEST(Config, WhatThisBuildDoesNotHaveIsRefusedByName) {
     EXPECT_EQ(refusal(kData, {set}), "--set " + set + ": " + path + ": value '" + value +
                                          "' is not available in this build; allowed: " + allowed);
   };
-  refused("communication.backend=nccl", "mpi, sim");
-  refused("communication.backend=staged", "mpi, sim");
   refused("sharding.shard_size=2", "0");
   refused("sharding.shard_size=1", "0");
   refused("snapshot.every=5", "0");
@@ -311,8 +309,20 @@ TEST(Config, RanksOnGpusNeedABackendThatMovesTheirMemory) {
   }
   EXPECT_TRUE(
       refused.find("communication.backend: value mpi moves the host's memory, but device is cuda and there are 2 "
-                   "ranks; allowed: ") != std::string::npos)
+                   "ranks; allowed: nccl, staged, or one rank") != std::string::npos)
       << refused;
+}
+
+TEST(Config, BackendsOfGpusAreNotForACpu) {
+  for (const char* backend : {"nccl", "staged"}) {
+    EXPECT_NO_THROW(check_against_world(parse(kData + "device: cuda\ncommunication: {backend: " + backend + "}\n"), 2));
+    const std::string set = fmt::format("communication.backend={}", backend);
+    EXPECT_EQ(
+        refusal(kData, {set}),
+        fmt::format("--set {}: communication.backend: value {} moves the memory of GPUs, but device is cpu; allowed: "
+                    "mpi, sim",
+                    set, backend));
+  }
 }
 
 TEST(Config, KeepIsAListOfNamesOrOneByLayer) {

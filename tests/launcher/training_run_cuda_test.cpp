@@ -12,6 +12,7 @@
 #include "launcher/check.h"
 #include "tensor/gpu_room.h"
 #include "tests/cuda_emu/machine.h"
+#include "tests/dist/cuda_ranks.h"
 #include "tests/launcher/temporary_folder.h"
 
 namespace regather::testing {
@@ -67,6 +68,18 @@ Ran run_on_cuda(const Config& config, std::uint64_t seed = 1) {
   return ran;
 }
 
+// Two ranks as threads that have an emulated GPU each, or share one.
+Ran run_two_on_cuda(const Config& config, const MakeTransport& make, int devices) {
+  cuda_emu::Machine machine({.devices = devices, .guarded = false});
+  const StopSignal stop;
+  run_cuda_ranks(
+      machine, 2, {}, make, [&](Communicator& comm, CudaDevice&) { TrainingRun(config, {}, stop, comm).run(); },
+      devices == 1 ? Gpus::OneForAll : Gpus::OneEach);
+  EXPECT_EQ(machine.findings(), std::vector<std::string>{});
+  const std::filesystem::path folder = config.output;
+  return {Json::parse(contents(folder / "summary.json")), contents(folder / "adapter" / kAdapterModel)};
+}
+
 // The header of a safetensors file, and its values.
 std::pair<Json, std::vector<float>> tensors_of(const std::string& file) {
   std::uint64_t length = 0;
@@ -92,7 +105,7 @@ void expect_same_run(const Json& cuda, const Json& cpu) {
   EXPECT_EQ(cuda["collectives"], cpu["collectives"]);
   EXPECT_EQ(cuda["checkpointing"]["plan"], cpu["checkpointing"]["plan"]);
   EXPECT_EQ(cuda["checkpointing"]["recomputed_flops"], cpu["checkpointing"]["recomputed_flops"]);
-  EXPECT_EQ(cuda["device"], "emulated GPU 0");
+  EXPECT_EQ(cuda["device"], "emulated GPU");
   EXPECT_TRUE(cuda["collectives"]["expected_matches"].get<bool>());
 }
 
@@ -129,6 +142,30 @@ TEST(TrainingRunOnCuda, WritesTheAdaptersThatACpuWrites) {
   ASSERT_EQ(values.size(), expected.size());
   ASSERT_FALSE(values.empty());
   for (std::size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(values[i], expected[i], 1e-4) << "element " << i;
+}
+
+TEST(TrainingRunOnCuda, RanksTrainAsOnACpuWithAGpuEachOrSharingOne) {
+  const TemporaryFolder folder;
+  Config config = config_of(folder.path(), kGpt2, "cpu");
+  config.train.accumulation = 1;
+  config.communication.backend = "sim";
+  config.communication.sim_ranks = 2;
+  const Ran cpu = run(config);
+  config = config_of(folder.path(), kGpt2, "cuda");
+  config.train.accumulation = 1;
+  const MakeTransport staged = [](std::unique_ptr<Transport> below, int rank, int size) {
+    return make_staged_transport(std::move(below), rank, size, 4096);
+  };
+  for (const auto& [backend, make, devices] :
+       {std::tuple<const char*, MakeTransport, int>{"nccl", make_nccl_transport, 2}, {"staged", staged, 1}}) {
+    SCOPED_TRACE(backend);
+    config.communication.backend = backend;
+    config.output = (folder.path() / backend).string();
+    const Ran cuda = run_two_on_cuda(config, make, devices);
+    expect_same_run(cuda.summary, cpu.summary);
+    expect_planned_memory(cuda.summary);
+    EXPECT_EQ(cuda.summary["world"], 2);
+  }
 }
 
 TEST(TrainingRunOnCuda, ALimitBelowThePlanIsRefusedBeforeAnythingIsTrained) {
