@@ -56,12 +56,12 @@ TEST_F(CudaDevices, count_by_tag_and_refuse_over_the_limit) {
 
 TEST_F(CudaDevices, that_do_not_exist_are_named) {
   EXPECT_EQ(make_cuda_device(1, 0)->kind(), DeviceKind::Cuda);
-  expect_error([] { make_cuda_device(2, 0); }, {"device: cuda: GPU 2 of 2"});
+  expect_error([] { make_cuda_device(2, 0); }, {"GPU 2 of 2"});
 }
 
 TEST(CudaDevice, says_the_drivers_word_where_there_is_none) {
   const cuda_emu::Machine machine({.devices = 0});
-  expect_error([] { make_cuda_device(0, 0); }, {"device: cuda: no CUDA-capable device is detected"});
+  expect_error([] { make_cuda_device(0, 0); }, {"there is no GPU here: no CUDA-capable device is detected"});
 }
 
 TEST_F(CudaDevices, say_when_the_gpu_has_no_more) {
