@@ -18,7 +18,7 @@ struct Backend {
   std::function<void(const SimOptions&, const std::function<void(Communicator&)>&)> run;
 };
 inline void PrintTo(const Backend& backend, std::ostream* out) { *out << backend.name; }
-inline std::string name_of_backend(const testing::TestParamInfo<Backend>& info) { return info.param.name; }
+inline std::string name_of_backend(const ::testing::TestParamInfo<Backend>& info) { return info.param.name; }
 
 // A gather buffer in which only this rank's shard is filled; afterwards `complete` compares all of it.
 struct Gathered {
@@ -44,7 +44,7 @@ struct Gathered {
 
 inline constexpr Label kLabel{.unit = "block", .pass = Pass::Forward, .detail = "block 3"};
 
-class CommunicatorConformance : public testing::TestWithParam<Backend> {
+class CommunicatorConformance : public ::testing::TestWithParam<Backend> {
  protected:
   void run(const std::function<void(Communicator&)>& body) { run({}, body); }
   void run(SimOptions options, const std::function<void(Communicator&)>& body) {

@@ -16,7 +16,7 @@ void run_on_mpi(const SimOptions& options, const std::function<void(Communicator
   EXPECT_EQ(pmpi::count().library_collectives, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Mpi, CommunicatorConformance, testing::Values(Backend{"mpi", run_on_mpi}), name_of_backend);
+INSTANTIATE_TEST_SUITE_P(Mpi, CommunicatorConformance, ::testing::Values(Backend{"mpi", run_on_mpi}), name_of_backend);
 
 TEST(MpiCommunicator, SplitMessagesCostNoMoreBytes) {
   for (const std::int64_t limit : {std::int64_t{1000}, std::int64_t{1} << 30}) {

@@ -20,7 +20,7 @@ Backend sim(int ranks, std::chrono::microseconds delay = {}) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sim, CommunicatorConformance,
-                         testing::Values(sim(1), sim(2), sim(3), sim(4), sim(8), sim(3, 200us)), name_of_backend);
+                         ::testing::Values(sim(1), sim(2), sim(3), sim(4), sim(8), sim(3, 200us)), name_of_backend);
 
 Outcome run_failing(int ranks, const SimOptions& options, const std::function<void(Communicator&)>& body) {
   return {ranks, [&](const Outcome::Note& note) {

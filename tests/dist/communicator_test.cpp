@@ -4,7 +4,7 @@
 namespace regather::conformance {
 
 INSTANTIATE_TEST_SUITE_P(Single, CommunicatorConformance,
-                         testing::Values(Backend{"single",
+                         ::testing::Values(Backend{"single",
                                                  [](const SimOptions& options, const auto& body) {
                                                    const auto communicator = make_single_communicator(options);
                                                    body(*communicator);
