@@ -32,7 +32,8 @@ void KeepFrontier::prune(std::vector<State>& states) {
   states.resize(n);
 }
 
-// The same of two lists that grow in bytes and of which nobody asks what first blocks need: in one pass.
+// What prune leaves of both, in one pass. In each, bytes rise, and seconds fall where bytes are equal; nobody asks for
+// needs.
 std::vector<KeepFrontier::State> KeepFrontier::merge(const std::vector<State>& a, const std::vector<State>& b) {
   std::vector<State> both;
   both.reserve(a.size() + b.size());

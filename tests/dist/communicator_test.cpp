@@ -5,10 +5,10 @@ namespace regather::conformance {
 
 INSTANTIATE_TEST_SUITE_P(Single, CommunicatorConformance,
                          ::testing::Values(Backend{"single",
-                                                 [](const SimOptions& options, const auto& body) {
-                                                   const auto communicator = make_single_communicator(options);
-                                                   body(*communicator);
-                                                 }}),
+                                                   [](const SimOptions& options, const auto& body) {
+                                                     const auto communicator = make_single_communicator(options);
+                                                     body(*communicator);
+                                                   }}),
                          name_of_backend);
 
 TEST(Ledger, DifferencesNameTheEntryAndBothSides) {
