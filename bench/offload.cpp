@@ -23,6 +23,10 @@ class CopiesInBetween final : public Device {
   void add(Stream, float* sum, const float* a, const float* b, std::int64_t n) override {
     cpu_.add(Stream::Compute, sum, a, b, n);
   }
+  void add(Stream, Bf16* sum, const Bf16* a, const Bf16* b, std::int64_t n) override {
+    cpu_.add(Stream::Compute, sum, a, b, n);
+  }
+  void round(Stream, Bf16* to, const float* from, std::int64_t n) override { cpu_.round(Stream::Compute, to, from, n); }
   void write(Stream stream, void* to, const void* from, std::int64_t bytes) override { copy(stream, to, from, bytes); }
   void read(Stream stream, void* to, const void* from, std::int64_t bytes) override { copy(stream, to, from, bytes); }
 
