@@ -17,11 +17,11 @@ struct Max {
   __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-// Every lane gets the result.
-template <class F, class T>
+// Over each kLanes neighbours of a warp, all of whose lanes call; every lane gets the result of its neighbours.
+template <int kLanes = 32, class F, class T>
 __device__ __forceinline__ T reduce_warp(T value, F f) {
 #pragma unroll
-  for (int bits = 16; bits > 0; bits /= 2) value = f(value, __shfl_xor_sync(kAllLanes, value, bits));
+  for (int bits = kLanes / 2; bits > 0; bits /= 2) value = f(value, __shfl_xor_sync(kAllLanes, value, bits));
   return value;
 }
 

@@ -16,6 +16,7 @@ namespace {
 
 using Task = AttentionTask<Bf16>;
 constexpr int kWarps = 4, kThreads = 32 * kWarps, kRows = 16 * kWarps;
+constexpr int kSharers = 4;  // neighbouring threads that share rows
 
 // kN tokens in shared memory, padded to kD columns with zeros; rows begin 16 bytes further in a line than the row
 // before (kD is a multiple of 64), so that eight of them do not collide.
@@ -122,14 +123,6 @@ __device__ void store_rows(Bf16* to, const Fragments<kTiles>& c, Tile<kD, kN>& t
   }
 }
 
-// Over the four threads that share rows.
-template <class F>
-__device__ __forceinline__ float reduce_row(float value, F f) {
-#pragma unroll
-  for (int bits = 2; bits > 0; bits /= 2) value = f(value, __shfl_xor_sync(kAllLanes, value, bits));
-  return value;
-}
-
 // ---- forward --------------------------------------------------------------------------------------------------------
 
 template <int kD, int kStep>
@@ -151,7 +144,7 @@ __device__ __forceinline__ float softmax_row(Fragments<kSteps>& p, int h, std::i
       x = first_col + 8 * n + e <= row ? x * scale : -INFINITY;
       highest = fmaxf(highest, x);
     }
-  highest = fmaxf(top, reduce_row(highest, Max{}));
+  highest = fmaxf(top, reduce_warp<kSharers>(highest, Max{}));
   const float before = exp2f(top - highest);
 #pragma unroll
   for (int n = 0; n < kSteps; ++n)
@@ -161,7 +154,7 @@ __device__ __forceinline__ float softmax_row(Fragments<kSteps>& p, int h, std::i
       x = exp2f(x - highest);
       sum += x;
     }
-  total = total * before + reduce_row(sum, Sum{});
+  total = total * before + reduce_warp<kSharers>(sum, Sum{});
   top = highest;
   return before;
 }

@@ -86,14 +86,6 @@ __device__ void store_block(float* to, const Block<kRows, kCols>& c, std::int64_
     }
 }
 
-// Over the 16 threads that share rows.
-template <class F>
-__device__ __forceinline__ float reduce_row(float value, F f) {
-#pragma unroll
-  for (int bits = kSide / 2; bits > 0; bits /= 2) value = f(value, __shfl_xor_sync(kAllLanes, value, bits));
-  return value;
-}
-
 // ---- forward --------------------------------------------------------------------------------------------------------
 
 template <int kD, int kT>
@@ -130,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, kD <= 64 ? 2 : 1) attention_kernel(T
         if (k0 + x + kSide * j > row) p.v[i][j] = -INFINITY;
         highest = fmaxf(highest, p.v[i][j]);
       }
-      highest = fmaxf(top[i], reduce_row(highest, Max{}));
+      highest = fmaxf(top[i], reduce_warp<kSide>(highest, Max{}));
       const float before = exp2f(top[i] - highest);
       float sum = 0;
 #pragma unroll
@@ -138,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, kD <= 64 ? 2 : 1) attention_kernel(T
         p.v[i][j] = exp2f(p.v[i][j] - highest);
         sum += p.v[i][j];
       }
-      total[i] = total[i] * before + reduce_row(sum, Sum{});
+      total[i] = total[i] * before + reduce_warp<kSide>(sum, Sum{});
       top[i] = highest;
 #pragma unroll
       for (int j = 0; j < kC; ++j) out.v[i][j] *= before;
