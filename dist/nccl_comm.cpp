@@ -45,21 +45,10 @@ ncclDataType_t nccl_type(DType dtype) {
   throw LogicError("an element type that NCCL does not have");
 }
 
-// "GPU-3f2a...", as nvidia-smi -L writes it, and its name.
 struct Gpu {
   std::string id, name;
   bool operator==(const Gpu&) const = default;
 };
-
-Gpu look_up_gpu(int index) {
-  cudaDeviceProp properties{};
-  cuda::check_status(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
-  Gpu gpu{"GPU", properties.name};
-  for (std::size_t i = 0; i < sizeof properties.uuid.bytes; ++i)
-    gpu.id += fmt::format("{}{:02x}", i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
-                          static_cast<unsigned char>(properties.uuid.bytes[i]));
-  return gpu;
-}
 
 class NcclTransport final : public OverTransport {
  public:
@@ -175,7 +164,7 @@ void NcclTransport::use_memory_of(Device& device, Peers& peers) {
 
 // Of all ranks. NCCL would hang, or say something about an invalid usage, where two ranks use one.
 std::vector<Gpu> NcclTransport::exchange_gpus(int index) {
-  const Gpu mine = look_up_gpu(index);
+  const GpuInfo mine = cuda_gpus().at(static_cast<std::size_t>(index));
   std::vector<Gpu> gpus;
   for (const std::string& text :
        peers_->exchange(Peers::Channel::Devices, exchanges_++, mine.id + " " + mine.name, "exchange of GPUs")) {

@@ -121,7 +121,7 @@ class CpuDevice final : public Device {
 
 // A GPU that this process sees. id: tells it from every other one, of this machine or another.
 struct GpuInfo {
-  std::string name{}, id{};
+  std::string name{}, id{};      // id: "GPU-3f2a...", as nvidia-smi -L writes it
   std::int64_t memory = 0;       // bytes
   int major = 0, minor = 0;      // compute capability
   MachineLimits fp32{}, bf16{};  // at its highest clock; of matrix products with fp32 sums

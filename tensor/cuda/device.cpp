@@ -39,7 +39,10 @@ GpuInfo describe_gpu(int index) {
   check_status(cudaGetDeviceProperties(&p, index), "cudaGetDeviceProperties");
   GpuInfo gpu{
       .name = p.name, .memory = static_cast<std::int64_t>(p.totalGlobalMem), .major = p.major, .minor = p.minor};
-  for (const char byte : p.uuid.bytes) gpu.id += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  gpu.id = "GPU";
+  for (std::size_t i = 0; i < sizeof p.uuid.bytes; ++i)
+    gpu.id += fmt::format("{}{:02x}", i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                          static_cast<unsigned char>(p.uuid.bytes[i]));
   const double clocks = 1e3 * attribute(cudaDevAttrClockRate, index) * p.multiProcessorCount,
                bytes = 2e3 * attribute(cudaDevAttrMemoryClockRate, index) *
                        attribute(cudaDevAttrGlobalMemoryBusWidth, index) / 8;  // two transfers a clock
@@ -119,9 +122,7 @@ std::vector<GpuInfo> cuda_gpus() {
     throw UsageError(fmt::format("device: value cuda, but there is no GPU here: {}; allowed: cpu",
                                  status == cudaSuccess ? "the driver lists none" : cudaGetErrorString(status)));
   std::vector<GpuInfo> gpus;
-  for (int i = 0; i < count; ++i) {
-    gpus.push_back(describe_gpu(i));
-  }
+  for (int i = 0; i < count; ++i) gpus.push_back(describe_gpu(i));
   return gpus;
 }
 
