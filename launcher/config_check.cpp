@@ -136,10 +136,11 @@ void check_offload(const OffloadConfig& o, Rules& rules) {
 void check_planned_offload(const Config& c, Rules& rules) {
   const CheckpointingConfig& a = c.activation_checkpointing;
   const std::string section = "activation_checkpointing.";
-  rules.refuse_if(a.offload.planned() && a.policy != "budget", {section + "offload.marks", section + "policy"},
-                  "value auto is planned by policy budget; activation_checkpointing.policy is {}; allowed: none, all, "
-                  "marks, or a list of names",
-                  a.policy);
+  rules.refuse_if(
+      a.offload.planned() && a.policy != "budget", {section + "offload.marks", section + "policy"},
+      "value auto is planned by policy budget; activation_checkpointing.policy is {}; allowed: policy budget, or "
+      "offload none, all, marks, or a list of names",
+      a.policy);
   rules.refuse_if(a.offload.planned() && c.train.accumulation > 1 &&
                       c.train.accumulation_order == TrainConfig::AccumulationOrder::LayerMajor,
                   {section + "offload.marks", "train.accumulation_order"},

@@ -9,6 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "tests/launcher/temporary_folder.h"
+
 namespace regather {
 namespace {
 
@@ -42,19 +44,13 @@ LaunchPlace place_in(const std::map<std::string, std::string>& environment) {
 
 class CommandLine : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::path(::testing::TempDir()) /
-              ("command_line_" + std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()));
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
-    std::ofstream(folder_ / "text") << std::string(3100, 'x');
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
+  void SetUp() override { std::ofstream(folder_ / "text") << std::string(3100, 'x'); }
   std::string config(const std::string& rest = "") {
     std::ofstream(folder_ / "c.yaml") << "data:\n  files: [text]\n" << rest;
     return (folder_ / "c.yaml").string();
   }
-  std::filesystem::path folder_;
+  const testing::TemporaryFolder own_;
+  const std::filesystem::path folder_ = own_.path();
 };
 
 TEST_F(CommandLine, HelpFitsAScreen) {

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "launcher/config_value.h"
+#include "tests/launcher/temporary_folder.h"
 
 namespace regather {
 namespace {
@@ -393,9 +394,8 @@ TEST(Config, OffloadRefusesWhatIsNotKept) {
   refused("[all, mid]",
           at + "value [all, mid] is not one word or some names; allowed: none, all, marks, auto, or a list of names");
   refused("[]", at + "value [] is not one word or some names; allowed: none, all, marks, auto, or a list of names");
-  refused("auto", at +
-                      "value auto is planned by policy budget; activation_checkpointing.policy is full; allowed: none, "
-                      "all, marks, or a list of names");
+  refused("auto", at + "value auto is planned by policy budget; activation_checkpointing.policy is full; allowed: "
+                       "policy budget, or offload none, all, marks, or a list of names");
   EXPECT_EQ(parse(kData + "activation_checkpointing: {policy: budget, offload: auto}\n")
                 .activation_checkpointing.offload.marks,
             std::vector<std::string>{"auto"});
@@ -614,13 +614,7 @@ TEST(Config, SegmentsDefaultToTheRootOfTheLayers) {
 
 class ConfigFile : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::path(::testing::TempDir()) /
-              ("config_" + std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()));
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_ / "texts");
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
+  void SetUp() override { std::filesystem::create_directories(folder_ / "texts"); }
   std::filesystem::path write(const std::string& name, const std::string& text) {
     std::ofstream(folder_ / name) << text;
     return folder_ / name;
@@ -633,7 +627,8 @@ class ConfigFile : public ::testing::Test {
     }
     return "";
   }
-  std::filesystem::path folder_;
+  const testing::TemporaryFolder own_;
+  const std::filesystem::path folder_ = own_.path();
 };
 
 TEST_F(ConfigFile, RelativeDataFilesAreBesideTheConfiguration) {

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "tensor/error.h"
+#include "tests/launcher/temporary_folder.h"
 
 namespace regather {
 namespace {
@@ -84,16 +85,9 @@ TEST(CostModel, TheMeanOfRanksIsInTheMiddle) {
 
 class CostFile : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::path(::testing::TempDir()) / "cost_file";
-    std::filesystem::remove_all(folder_);
-    setenv("XDG_CACHE_HOME", folder_.c_str(), 1);
-  }
-  void TearDown() override {
-    unsetenv("XDG_CACHE_HOME");
-    std::filesystem::remove_all(folder_);
-  }
-  std::filesystem::path folder_;
+  void SetUp() override { setenv("XDG_CACHE_HOME", folder_.path().c_str(), 1); }
+  void TearDown() override { unsetenv("XDG_CACHE_HOME"); }
+  const testing::TemporaryFolder folder_;
 };
 
 TEST_F(CostFile, IsOneForEachMachineThreadsAndRanks) {

@@ -1,7 +1,6 @@
 #include "launcher/data.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -10,6 +9,8 @@
 #include <numeric>
 #include <set>
 
+#include "tests/launcher/temporary_folder.h"
+
 namespace regather {
 namespace {
 
@@ -17,13 +18,6 @@ namespace fs = std::filesystem;
 
 class DataTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    const ::testing::TestInfo* info = ::testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::temp_directory_path() / fmt::format("regather_data_{}_{}", info->name(), getpid());
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   fs::path file(const std::string& name, const std::string& text) {
     std::ofstream(folder_ / name, std::ios::binary) << text;
     return folder_ / name;
@@ -43,7 +37,8 @@ class DataTest : public ::testing::Test {
     return "accepted";
   }
 
-  fs::path folder_;
+  const testing::TemporaryFolder own_;
+  const fs::path folder_ = own_.path();
   CpuDevice device_;
 };
 

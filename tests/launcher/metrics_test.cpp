@@ -9,6 +9,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "tests/launcher/temporary_folder.h"
+
 namespace regather {
 namespace {
 
@@ -97,14 +99,8 @@ ReadEvent read_event(std::string_view data) {
 
 class MetricsTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::path(::testing::TempDir()) /
-              ("metrics_" + std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()));
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-  std::filesystem::path folder_;
+  const testing::TemporaryFolder own_;
+  const std::filesystem::path folder_ = own_.path();
 };
 
 const StepMetrics kStep = {.step = 300,

@@ -6,6 +6,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "tests/launcher/temporary_folder.h"
+
 namespace regather {
 namespace {
 
@@ -136,12 +138,6 @@ TEST(Summary, ResidentMemoryIsThatOfThisProcess) {
 
 class RunFolderTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::path(::testing::TempDir()) /
-              ("run_folder_" + std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()));
-    std::filesystem::remove_all(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
   std::string refusal(RunFolder::Existing existing) {
     try {
       RunFolder run(folder_, existing);
@@ -150,7 +146,8 @@ class RunFolderTest : public ::testing::Test {
     }
     return "";
   }
-  std::filesystem::path folder_;
+  const testing::TemporaryFolder own_;
+  const std::filesystem::path folder_ = own_.path() / "run";
 };
 
 TEST_F(RunFolderTest, IsMadeWithItsParents) {
