@@ -268,7 +268,7 @@ class Search {
     for (std::size_t b = 0; b < sets_.size(); ++b) {
       const KeepSet& set = *chosen(b, choices[b]).set;
       out.host += chosen(b, choices[b]).move.bytes;
-      ++(set.flops == 0 ? out.everything : set.keep.empty() ? out.inputs_only : out.partly);
+      ++(set.flops <= sets_[b].whole.flops ? out.everything : set.keep.empty() ? out.inputs_only : out.partly);
     }
     return out;
   }
@@ -335,7 +335,7 @@ KeepPlan make_keep_plan(const Config& config, const Model& model, int world, con
   throw UsageError(
       fmt::format("{}: value {} is not enough for {} of a rank, whatever is recomputed; allowed: {} ({} bytes) or more",
                   everything ? "memory.limit" : "activation_checkpointing.budget", human_bytes(limit),
-                  everything ? "all the memory" : "the activations", human_bytes(least), least));
+                  everything ? "all the memory" : "the activations", at_least_bytes(least), least));
 }
 
 KeepPlan explore_keep_plans(const Config& config, const Model& model, int world, const CostModel& costs) {

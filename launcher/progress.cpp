@@ -23,12 +23,23 @@ int width_of(std::FILE* out) {
 
 }  // namespace
 
-std::string human_bytes(std::int64_t bytes) {
+namespace {
+template <class Round>
+std::string in_units(std::int64_t bytes, Round round) {
   static constexpr std::array<std::string_view, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   std::size_t unit = 0;
   auto value = static_cast<double>(bytes);
   for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
+  if (unit == 0) return fmt::format("{} B", bytes);
+  return fmt::format("{:.1f} {}", round(10 * value) / 10, kUnits[unit]);
+}
+}  // namespace
+
+std::string human_bytes(std::int64_t bytes) {
+  return in_units(bytes, [](double x) { return std::round(x); });
+}
+std::string at_least_bytes(std::int64_t bytes) {
+  return in_units(bytes, [](double x) { return std::ceil(x); });
 }
 
 std::string human_seconds(double seconds) {

@@ -49,9 +49,10 @@ std::vector<int> allowed_cpus();
 enum class RunEnd { AsAsked, Signal };
 std::string end_line(const RunSummary& summary, RunEnd end, const std::filesystem::path& file);
 
-double without_sign_of_nan(double value);     // so that it is printed as nan, never as -nan
-std::string human_bytes(std::int64_t bytes);  // "12.3 MiB"
-std::string human_seconds(double seconds);    // "1:02:03", "0:07"
+double without_sign_of_nan(double value);        // so that it is printed as nan, never as -nan
+std::string human_bytes(std::int64_t bytes);     // "12.3 MiB"
+std::string at_least_bytes(std::int64_t bytes);  // so many or more
+std::string human_seconds(double seconds);       // "1:02:03", "0:07"
 
 enum class Terminal { No, Plain, Colour };
 // Plain: a terminal where NO_COLOR is set, or that has no colours.

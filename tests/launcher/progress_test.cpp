@@ -253,6 +253,9 @@ TEST(Human, NumbersAreShort) {
   EXPECT_EQ(human_bytes(1536), "1.5 KiB");
   EXPECT_EQ(human_bytes(std::int64_t{3} << 40), "3.0 TiB");
   EXPECT_EQ(human_bytes(std::int64_t{3} << 50), "3072.0 TiB");
+  EXPECT_EQ(human_bytes(1536 + 20), "1.5 KiB");
+  EXPECT_EQ(at_least_bytes(1536 + 20), "1.6 KiB");  // what is enough
+  EXPECT_EQ(at_least_bytes(1536), "1.5 KiB");
   EXPECT_EQ(human_seconds(7.4), "0:07");
   EXPECT_EQ(human_seconds(3723), "1:02:03");
   EXPECT_EQ(human_seconds(-5), "0:00");

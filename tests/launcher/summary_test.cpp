@@ -147,7 +147,7 @@ class RunFolderTest : public ::testing::Test {
     return "";
   }
   const testing::TemporaryFolder own_;
-  const std::filesystem::path folder_ = own_.path() / "run";
+  std::filesystem::path folder_ = own_.path() / "run";
 };
 
 TEST_F(RunFolderTest, IsMadeWithItsParents) {
