@@ -184,7 +184,7 @@ TEST_P(GpuFailure, of_a_rank_ends_a_wait_for_the_device_with_its_reason_and_code
   EXPECT_EQ(o.texts[0], "all_gather of block 3 (forward): rank 1 left: step 3: the loss is nan");
   EXPECT_EQ(o.codes[0], ExitCode::OutOfMemory);
   EXPECT_EQ(o.failed_peer[0], 1);
-  EXPECT_LT(o.seconds, 4);
+  EXPECT_LT(o.seconds, 30);  // of 60
 }
 
 TEST_P(GpuFailure, of_a_rank_that_ends_without_a_word_is_noticed_without_the_timeout) {
@@ -193,7 +193,7 @@ TEST_P(GpuFailure, of_a_rank_that_ends_without_a_word_is_noticed_without_the_tim
   });
   EXPECT_EQ(o.codes[0], ExitCode::PeerVanished);
   EXPECT_TRUE(contains(o.thrown, "rank 1 is gone")) << o.thrown;
-  EXPECT_LT(o.seconds, 4);
+  EXPECT_LT(o.seconds, 30);  // of 60
 }
 
 TEST_P(GpuFailure, of_a_live_rank_to_come_is_noticed_by_the_timeout) {

@@ -48,7 +48,7 @@ TEST(SimFailure, ARankThatThrowsWakesTheOthersWithItsReasonAndCode) {
       EXPECT_EQ(o.failed_peer[r], 1);
       EXPECT_EQ(o.texts[r], "all_gather of block 3 (forward): rank 1 left: step 3: the loss is nan");
     }
-    EXPECT_LT(o.seconds, 4);
+    EXPECT_LT(o.seconds, 30);  // of 60
   }
 }
 
@@ -91,7 +91,7 @@ TEST(SimFailure, PendingAndLaterCollectivesFailToo) {
 
 TEST(SimFailure, ALiveRankThatSkipsACollectiveIsNamedWithBothSides) {
   SimOptions options;
-  options.timeout = 300ms;
+  options.timeout = 600ms;
   const Outcome o = run_failing(3, options, [](Communicator& c) {
     c.set_where("step 7");
     if (c.rank() != 2) gather(c, 10, {.unit = "block", .pass = Pass::Backward, .detail = "block 2"});
@@ -102,7 +102,7 @@ TEST(SimFailure, ALiveRankThatSkipsACollectiveIsNamedWithBothSides) {
     EXPECT_TRUE(contains(o.texts[r], "step 7, in all_gather of block 2 (backward) [fp32 x 30]")) << o.texts[r];
     EXPECT_TRUE(contains(o.texts[r], "rank 2 is at step 7, in barrier of end (step)")) << o.texts[r];
   }
-  EXPECT_LT(o.seconds, 4);
+  EXPECT_LT(o.seconds, 30);  // of 60
 }
 
 TEST(SimFailure, ARankThatEndsOnceItHasHandedInItsTextIsNotMissed) {
@@ -153,7 +153,7 @@ TEST(SimFailure, ARankThatEndsEarlyIsNoticedWithoutTheTimeout) {
   });
   EXPECT_EQ(o.codes[0], ExitCode::PeerVanished);
   EXPECT_TRUE(contains(o.thrown, "rank 1 is gone")) << o.thrown;
-  EXPECT_LT(o.seconds, 4);
+  EXPECT_LT(o.seconds, 30);  // of 60
 }
 
 TEST(SimFailure, CheckedModeShowsBothSidesOfAMismatch) {

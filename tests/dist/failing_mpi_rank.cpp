@@ -20,7 +20,7 @@ volatile std::sig_atomic_t interrupted = 0;
 
 void print_line(const std::string& line) {
   const std::string text = line + "\n";  // one write: lines of several ranks do not mix
-  if (write(STDERR_FILENO, text.data(), text.size()) < 0) return;
+  if (write(STDOUT_FILENO, text.data(), text.size()) < 0) return;
 }
 
 constexpr std::int64_t kShard = 50000;
@@ -56,7 +56,7 @@ const std::map<std::string, Fault, std::less<>> kFaults = {
     {"kill", [](Communicator&, Buffers&) { std::raise(SIGKILL); }},
     {"stop", [](Communicator&, Buffers&) { std::raise(SIGSTOP); }},
     {"skip", [](Communicator& c, Buffers& b) { reduce(c, b); }},
-    {"sleep", [](Communicator&, Buffers&) { std::this_thread::sleep_for(1500ms); }},
+    {"sleep", [](Communicator&, Buffers&) { std::this_thread::sleep_for(1s); }},
 };
 
 void steps(Communicator& c, Buffers& b, const std::string& scenario) {

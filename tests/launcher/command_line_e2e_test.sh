@@ -1,26 +1,5 @@
 # The program as a person uses it: exit codes, who speaks under mpirun, what a run leaves behind.
-set -uo pipefail
-program=$1 source=$2
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work"
-
-fail() {
-  echo "FAILED: $*" >&2
-  sed 's/^/  | /' out err >&2
-  exit 1
-}
-# run CODE COMMAND...: its output is in the files out and err
-run() {
-  local expected=$1
-  shift
-  "$@" >out 2>err
-  local code=$?
-  [[ $code == "$expected" ]] || fail "exit code $code instead of $expected: $*"
-}
-says() { grep -qF -- "$2" "$1" || fail "$1 does not say: $2"; }
-lines() { [[ $(grep -c "$2" "$1") == "$3" ]] || fail "$1 does not have $3 lines of: $2"; }
-mpi() { "$source/tools/mpirun" "$@"; }
+source "$2/tests/launcher/e2e_functions.sh"
 
 head -c 20000 /usr/share/common-licenses/GPL-3 >text
 cat >c.yaml <<YAML
@@ -39,10 +18,10 @@ diff <(grep -v '^#' out) <(grep -v '^#' effective.yaml) || fail "the effective c
 
 # Every rank leaves with the code; one of them says why, whichever ends first.
 for ranks in 2 3; do
-  run 2 mpi $ranks "$program" train c.yaml --set train.stesp=2
+  run 2 "$mpirun" $ranks "$program" train c.yaml --set train.stesp=2
   lines err "regather: error:" 1
   says err "did you mean train.steps?"
-  run 2 mpi $ranks "$program" train c.yaml --set train.global_batch=100
+  run 2 "$mpirun" $ranks "$program" train c.yaml --set train.global_batch=100
   lines err "regather: error:" 1
   says err "x ranks $ranks = "
 done
@@ -54,12 +33,12 @@ if ! grep -q "^# device: cuda: " out; then
   lines err "regather: error: --set device=cuda: device: value cuda, but " 1
   lines err "" 1
 fi
-run 2 mpi 2 "$program" train c.yaml --set device=cuda
+run 2 "$mpirun" 2 "$program" train c.yaml --set device=cuda
 lines err "regather: error:" 1
 says err "communication.backend: value mpi moves the host's memory, but device is cuda and there are 2 ranks"
 [[ ! -e run ]] || fail "a refused run made its folder"
 
-run 0 mpi 2 "$program" train c.yaml --json copy.json
+run 0 "$mpirun" 2 "$program" train c.yaml --json copy.json
 lines out "^step ./3  loss " 3
 says out "2 (mpi), 1 thread each"
 grep -q $'\033' out && fail "control codes in a file"
@@ -78,11 +57,11 @@ says err "holds files already"
 run 0 "$program" check run/config.yaml --overwrite
 says out "# output: holds files already; --overwrite replaces"
 
-run 2 mpi 2 "$program" train c.yaml
+run 2 "$mpirun" 2 "$program" train c.yaml
 lines err "regather: error:" 1
 says err "holds files already"
 touch run/notes
-run 0 mpi 2 "$program" train run/config.yaml --overwrite
+run 0 "$mpirun" 2 "$program" train run/config.yaml --overwrite
 [[ -e run/notes ]] || fail "--overwrite removed a file that no run writes"
 run 0 "$program" train c.yaml --set communication.backend=sim --set communication.sim_ranks=2 --set output=run_sim
 python3 - <<'PY' || fail "ranks as threads and as processes differ"
@@ -92,7 +71,7 @@ PY
 
 # On a terminal there is one line that is redrawn, also through mpirun; without colours where they are not wanted.
 terminal() { script -qec "$*" /dev/null >out 2>err </dev/null || fail "exit code $? on a terminal: $*"; }
-for launch in "" "$source/tools/mpirun 2 "; do
+for launch in "" "$mpirun 2 "; do
   TERM=xterm terminal "$launch$program train c.yaml --overwrite"
   grep -q $'\r\033\[K\[.*\] *.*3/3  loss [0-9.]*  [0-9]* tok/s  [0-9.]* [KM]iB  [0-9:]* left' out || fail "no bar"
   grep -q $'\033\[32m' out || fail "no colours"
@@ -102,7 +81,7 @@ for launch in "" "$source/tools/mpirun 2 "; do
 done
 
 # Evaluations are in the summary, and in what was predicted and expected.
-run 0 mpi 2 "$program" train c.yaml --set train.steps=4 --set eval='{every: 2, batches: 3}' --set output=run_eval
+run 0 "$mpirun" 2 "$program" train c.yaml --set train.steps=4 --set eval='{every: 2, batches: 3}' --set output=run_eval
 python3 - <<'PY' || fail "the evaluations of a run"
 import json
 s = json.load(open("run_eval/summary.json"))
@@ -112,16 +91,16 @@ assert json.load(open("run/summary.json"))["eval"] == []
 PY
 
 # What does not fit is refused before anything is made, once, by every command in the same words.
-run 3 mpi 2 "$program" train c.yaml --set memory.limit=64KiB --set output=run_small
+run 3 "$mpirun" 2 "$program" train c.yaml --set memory.limit=64KiB --set output=run_small
 lines err "regather: error:" 1
 says err "--set memory.limit=64KiB: memory.limit: value 64.0 KiB (65536 bytes) is less than a rank needs with 2 ranks: "
 says err "optimizer"
 [[ ! -e run_small ]] || fail "a refused run made its folder"
 refusal=$(grep "regather: error:" err)
-run 3 mpi 2 "$program" check c.yaml --set memory.limit=64KiB --set output=run_small
+run 3 "$mpirun" 2 "$program" check c.yaml --set memory.limit=64KiB --set output=run_small
 [[ $(grep "regather: error:" err) == "$refusal" ]] || fail "check refuses in other words: $refusal"
-run 2 mpi 2 "$program" check c.yaml --json no/such/folder.json
+run 2 "$mpirun" 2 "$program" check c.yaml --json no/such/folder.json
 lines err "regather: error: --json: value 'no/such/folder.json' cannot be written" 1
-run 2 mpi 2 "$program" train c.yaml --set output=run_small --json no/such/folder.json
+run 2 "$mpirun" 2 "$program" train c.yaml --set output=run_small --json no/such/folder.json
 lines err "regather: error: --json: value 'no/such/folder.json' cannot be written" 1
 [[ ! -e run_small ]] || fail "a refused run made its folder"

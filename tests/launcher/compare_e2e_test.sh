@@ -1,27 +1,19 @@
 #!/usr/bin/env bash
 # compare_e2e_test.sh PROGRAM SOURCE: a comparison on two ranks writes a report, pictures and figures, next to the files of a run;
 # one under a limit says what does not fit, and none that fits is told by the exit code.
-set -euo pipefail
-program=$1 source=$2
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-small=(--set output="$folder/run" --set model.layers=3 --set model.hidden=48 --set model.heads=2 --set train.micro_batch=2
+source "$2/tests/launcher/e2e_functions.sh"
+small=(--set output=run --set model.layers=3 --set model.hidden=48 --set model.heads=2 --set train.micro_batch=2
        --set train.steps=2 --set data.files="[$source/tests/golden/text.txt]")
-regather() {
-  local command=$1
-  shift
-  "$source/tools/mpirun" 2 "$program" "$command" "$source/configs/quickstart.yaml" "${small[@]}" "$@" >"$folder/log" 2>&1
+regather() {  # CODE COMMAND ARGUMENTS...
+  run "$1" "$mpirun" 2 "$program" "$2" "$quickstart" "${small[@]}" "${@:3}"
 }
-source "$source/tests/launcher/e2e_functions.sh"
 
-regather train || fail "train failed"
-regather compare --steps 1 --rounds 2 --json "$folder/copy.json" || fail "compare failed"
-for words in "activations, at most" "relative to none" "gradients identical" "report " compare_memory.svg; do
-  grep -q -- "$words" "$folder/log" || fail "the output does not say: $words"
-done
-cmp "$folder/copy.json" "$folder/run/compare.json"
-[[ -s $folder/run/summary.json ]] || fail "the run's own files are gone"
-python3 - "$folder/run" <<'PY'
+regather 0 train
+regather 0 compare --steps 1 --rounds 2 --json copy.json
+for words in "activations, at most" "relative to none" "gradients identical" "report " compare_memory.svg; do says out "$words"; done
+cmp copy.json run/compare.json || fail "--json is not a copy of compare.json"
+[[ -s run/summary.json ]] || fail "the run's own files are gone"
+python3 - run <<'PY' || fail "what the comparison left behind"
 import json, pathlib, sys, xml.etree.ElementTree as tree
 folder = pathlib.Path(sys.argv[1])
 result = json.loads((folder / "compare.json").read_text())
@@ -42,11 +34,11 @@ limit = none["planned_bytes"]["peak"] - 1
 (folder / "limit").write_text(str(limit))
 PY
 
-expect_code 2 "an earlier comparison in the folder" regather compare --steps 1 --rounds 1
-grep -q -- --overwrite "$folder/log" || fail "the message does not name --overwrite"
-expect_code 0 "a policy over the limit" regather compare --steps 1 --rounds 1 --policies none,full --overwrite \
-  --set memory.limit="$(cat "$folder/run/limit")"
-grep -q '`none`: does not fit' "$folder/log" || fail "the output does not say what does not fit"
-expect_code 3 "no policy fits" regather compare --steps 1 --rounds 1 --policies none,full --overwrite --set memory.limit=1MiB
-expect_code 2 "an unknown policy" regather compare --policies non --overwrite
-grep -q 'did you mean none' "$folder/log" || fail "no suggestion"
+# An earlier comparison in the folder; a policy over the limit, and none that fits; an unknown one.
+regather 2 compare --steps 1 --rounds 1
+says err --overwrite
+regather 0 compare --steps 1 --rounds 1 --policies none,full --overwrite --set memory.limit="$(cat run/limit)"
+says out '`none`: does not fit'
+regather 3 compare --steps 1 --rounds 1 --policies none,full --overwrite --set memory.limit=1MiB
+regather 2 compare --policies non --overwrite
+says err "did you mean none"

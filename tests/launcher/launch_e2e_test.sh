@@ -2,18 +2,8 @@
 # launch_e2e_test.sh PROGRAM SOURCE: the commands that the documentation shows work as they are written, on this machine, as this
 # user; and how a run is launched (bound or not, how many threads, more ranks than CPUs, processes or threads) is said at its
 # start and changes no number; the number of threads changes rounding at most.
-set -euo pipefail
-program=$1 source=$2
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+source "$2/tests/launcher/e2e_functions.sh"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1  # for mpirun by itself
-fail() {
-  echo "FAILED: $*"
-  cat log
-  exit 1
-}
-says() { grep -qF -- "$1" log || fail "the output does not say: $1"; }
 
 cat >my.yaml <<YAML
 model: {layers: 2, hidden: 64, heads: 2, max_sequence: 64}
@@ -35,16 +25,12 @@ while read -r command; do
   rm -rf run
   read -ra words <<<"$command"
   [[ $command == *" train "* && $command != *--profile* ]] && words+=(--set train.stop_after=1)
-  "${words[@]}" >log 2>&1 </dev/null || fail "exit code $?: $command"
+  run 0 "${words[@]}"
 done <<<"$shown"
 
 cpus=$(nproc)
-# run NAME COMMAND...: trains my.yaml with what COMMAND launches
-run() {
-  local name=$1
-  shift
-  "$@" train my.yaml --set output="$name" "${sets[@]}" >log 2>&1 || fail "exit code $?: $*"
-}
+# train NAME COMMAND...: trains my.yaml with what COMMAND launches
+train() { run 0 "${@:2}" train my.yaml --set output="$1" "${sets[@]}"; }
 same() { # NAME REFERENCE: every number of a run, to the bit
   python3 - "$1" "$2" <<'PY' || fail "$1 has other numbers than $2"
 import json, sys
@@ -61,39 +47,38 @@ assert abs(a["grad_norm"][0] - b["grad_norm"][0]) <= 1e-5 * b["grad_norm"][0], (
 assert all(abs(x - y) <= 1e-5 * y for x, y in zip(a["loss"], b["loss"])), (a["loss"], b["loss"])
 PY
 }
-mpi() { "$source/tools/mpirun" "$@"; }
 
 sets=()
-run two mpi 2 "$program"
-says "2 (mpi), 1 thread each, $cpus CPU"
-run two_again mpi 2 "$program"
+train two "$mpirun" 2 "$program"
+says out "2 (mpi), 1 thread each, $cpus CPU"
+train two_again "$mpirun" 2 "$program"
 same two_again two
 for threads in 2 4; do
   sets=(--set threads=$threads)
-  run "two_$threads" env OMP_NUM_THREADS=$threads "$source/tools/mpirun" 2 "$program"
-  says "2 (mpi), $threads threads each, $cpus CPU"
-  ((2 * threads <= cpus)) || grep -q "  warning: .*slower, same numbers" log || fail "no warning"
+  train "two_$threads" env OMP_NUM_THREADS=$threads "$mpirun" 2 "$program"
+  says out "2 (mpi), $threads threads each, $cpus CPU"
+  ((2 * threads <= cpus)) || lines out "  warning: .*slower, same numbers" 1
   near "two_$threads" two
 done
 
 if ((cpus >= 2)) && [[ -z ${REGATHER_MPIRUN-} ]]; then # mpirun by itself ties each of two ranks to a core
   sets=(--set threads=2)
-  run two_bound mpirun -np 2 --bind-to core "$program"
-  says "2 threads each, 1 CPU allowed"
-  says "warning: the 2 threads of a rank share 1 CPU"
+  train two_bound mpirun -np 2 --bind-to core "$program"
+  says out "2 threads each, 1 CPU allowed"
+  says out "warning: the 2 threads of a rank share 1 CPU"
   same two_bound two_2
 fi
 
 sets=(--set communication.backend=sim --set communication.sim_ranks=2)
-run two_sim taskset -c "$(taskset -cp $$ | grep -o '[0-9]*' | sed -n 2p)" "$program"
-says "2 (sim), 1 thread each, 1 CPU allowed"
-says "warning: 2 ranks of 1 thread share 1 CPU"
+train two_sim taskset -c "$(taskset -cp $$ | grep -o '[0-9]*' | sed -n 2p)" "$program"
+says out "2 (sim), 1 thread each, 1 CPU allowed"
+says out "warning: 2 ranks of 1 thread share 1 CPU"
 same two_sim two
 
 sets=()
-run more mpi $((cpus + 2)) "$program"
-says "$((cpus + 2)) (mpi), 1 thread each, $cpus CPU"
-says "warning: $((cpus + 2)) ranks of 1 thread share $cpus CPU"
-run more_again mpi $((cpus + 2)) "$program"
+train more "$mpirun" $((cpus + 2)) "$program"
+says out "$((cpus + 2)) (mpi), 1 thread each, $cpus CPU"
+says out "warning: $((cpus + 2)) ranks of 1 thread share $cpus CPU"
+train more_again "$mpirun" $((cpus + 2)) "$program"
 same more_again more
 echo "however it is launched, it runs and the numbers are the same"

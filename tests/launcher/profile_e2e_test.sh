@@ -1,27 +1,21 @@
 #!/usr/bin/env bash
 # profile_e2e_test.sh PROGRAM SOURCE: `train --profile` on MPI ranks: the same numbers, the tables, the files.
-set -euo pipefail
-program=$1 source=$2
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-run() {  # NAME OPTIONS...
-  local name=$1
-  shift
-  "$source/tools/mpirun" 2 "$program" train "$source/configs/quickstart.yaml" --set output="$folder/$name" \
-    --set model.layers=2 --set model.hidden=64 --set model.heads=2 --set train.steps=5 "$@" >"$folder/$name.log" 2>&1
+source "$2/tests/launcher/e2e_functions.sh"
+train() {  # CODE NAME OPTIONS...
+  run "$1" "$mpirun" 2 "$program" train "$quickstart" --set output="$2" --set model.layers=2 --set model.hidden=64 \
+    --set model.heads=2 --set train.steps=5 "${@:3}"
 }
-run plain
-run profiled --profile
+train 0 plain
+lines out profile 0
+train 0 profiled --profile
 for line in "  limits  " "profile: 3 steps after 2 that warm up; means over 2 ranks" "recompute" "adamw" "gradient norm" \
   "reduce_scatter of block (backward)"; do
-  grep -qF -- "$line" "$folder/profiled.log" || { echo "not said: $line"; cat "$folder/profiled.log"; exit 1; }
+  says out "$line"
 done
-grep -q profile "$folder/plain.log" && { echo "a run without --profile speaks of it"; exit 1; }
 
-python3 - "$folder" <<'PY'
-import json, sys
-folder = sys.argv[1]
-load = lambda name: json.load(open(f"{folder}/{name}"))
+python3 - <<'PY' || fail "the files of the profile"
+import json
+load = lambda name: json.load(open(name))
 plain, profiled = load("plain/summary.json"), load("profiled/summary.json")
 for key in "loss", "grad_norm", "collectives":
     assert plain[key] == profiled[key], key
@@ -40,10 +34,8 @@ assert steps == [(rank, f"step {step}") for rank in (0, 1) for step in (3, 4, 5)
 PY
 
 # An earlier run's files are replaced with the run, and a run that has nothing to record is refused.
-run profiled --overwrite
-[[ ! -e $folder/profiled/trace.json && ! -e $folder/profiled/profile.json ]] || { echo "the earlier profile is still there"; exit 1; }
-code=0
-run short --profile --set train.stop_after=2 || code=$?
-[[ $code == 2 ]] || { echo "exit code $code"; cat "$folder/short.log"; exit 1; }
-grep -q "train.stop_after: value 2 leaves --profile nothing to record" "$folder/short.log" || { cat "$folder/short.log"; exit 1; }
-[[ ! -e $folder/short ]] || { echo "a refused run made its folder"; exit 1; }
+train 0 profiled --overwrite
+[[ ! -e profiled/trace.json && ! -e profiled/profile.json ]] || fail "the earlier profile is still there"
+train 2 short --profile --set train.stop_after=2
+says err "train.stop_after: value 2 leaves --profile nothing to record"
+[[ ! -e short ]] || fail "a refused run made its folder"

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <thread>
 
@@ -45,9 +46,15 @@ Outcome run(int ranks, const std::function<void(Communicator&)>& body) {
 
 TEST(RanksAsThreads, EndWithTheCodeOfTheFailureThatCameFirst) {
   for (const int first : {0, 1, 2}) {
+    std::atomic<bool> failing = false;
     const Outcome outcome = run(3, [&](Communicator& comm) {
-      if (comm.rank() == first) throw OutOfMemory("full");
+      if (comm.rank() == first) {
+        failing = true;
+        failing.notify_one();
+        throw OutOfMemory("full");
+      }
       if (comm.rank() == (first + 1) % 3) {  // fails by itself, later, before it has heard of the other
+        failing.wait(false);
         std::this_thread::sleep_for(100ms);
         throw Error("not finite");
       }

@@ -134,7 +134,7 @@ TEST(SeveralInputs, AnOperationThatFailsInTheRecomputeEndsAllRanksAndIsNamed) {
       });
     } catch (const Error&) {  // of the rank that failed first; each one's is looked at below
     }
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5)) << policy.policy;
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30)) << policy.policy;
     const bool second_step =
         heard[1].find("step 2") != std::string::npos;  // not rerun: the second execution is a forward
     EXPECT_NE(heard[1].find(second_step ? "block 2 forward" : "block 2 "), std::string::npos) << heard[1];

@@ -23,8 +23,8 @@ RunSetup setup(int world, int layers, int slots, int micro_batches) {
 }
 
 TEST(Volume, OneMicroBatchGathersEveryBlockTwiceLessTheResidentOnes) {
-  for (const int world : {2, 3, 4})
-    for (const int layers : {4, 5, 6})
+  for (const int world : {2, 4})
+    for (const int layers : {3, 5})
       for (int slots = 1; slots <= layers; ++slots)
         for (const char* policy : {"none", "full", "every_n_layers", "selective"}) {
           RunSetup s = setup(world, layers, slots, 1);
@@ -42,22 +42,21 @@ TEST(Volume, OneMicroBatchGathersEveryBlockTwiceLessTheResidentOnes) {
 }
 
 TEST(Volume, MicroBatchesOneAfterTheOther) {
-  for (const int world : {2, 3})
-    for (const int layers : {4, 6})
-      for (const int micro : {1, 2, 3})
-        for (int slots = 1; slots <= layers; ++slots)
-          for (const char* policy : {"none", "full", "layers", "selective", "segments"}) {
-            RunSetup s = setup(world, layers, slots, micro);
-            s.policy = {.policy = policy, .segments = 2, .layers = {1, 2}, .keep = {{.keep = {"qkv", "mlp"}}}};
-            const int K = layers / 2;
-            const std::int64_t expected = s.policy.policy == "segments" && slots <= K
-                                              ? segment_gathers(layers, micro, slots, 2, K)
-                                              : batch_major_gathers(layers, micro, slots);
-            const RunResult r = train(s);
-            EXPECT_EQ(total(r.collectives[0], Collective::AllGather, "block").count, expected)
-                << policy << " L " << layers << " M " << micro << " D " << slots;
-            EXPECT_EQ(total(r.collectives[0], Collective::ReduceScatter, "block").count, layers * micro);
-          }
+  for (const int layers : {4, 6})
+    for (const int micro : {1, 3})
+      for (int slots = 1; slots <= layers; ++slots)
+        for (const char* policy : {"none", "full", "layers", "selective", "segments"}) {
+          RunSetup s = setup(layers / 2, layers, slots, micro);
+          s.policy = {.policy = policy, .segments = 2, .layers = {1, 2}, .keep = {{.keep = {"qkv", "mlp"}}}};
+          const int K = layers / 2;
+          const std::int64_t expected = s.policy.policy == "segments" && slots <= K
+                                            ? segment_gathers(layers, micro, slots, 2, K)
+                                            : batch_major_gathers(layers, micro, slots);
+          const RunResult r = train(s);
+          EXPECT_EQ(total(r.collectives[0], Collective::AllGather, "block").count, expected)
+              << policy << " L " << layers << " M " << micro << " D " << slots;
+          EXPECT_EQ(total(r.collectives[0], Collective::ReduceScatter, "block").count, layers * micro);
+        }
 }
 
 TEST(Volume, AllMicroBatchesThroughABlockCountAsOne) {
