@@ -207,9 +207,10 @@ BlockKeepSets search(DryPart& block, const std::vector<std::string>& marks, Orde
   }
   found.nothing = run(plan_that_keeps({}, marks, Placement::Drop, order), {});
   all.push_back(found.nothing);
-  SavePlan everything = keep_all();
-  everything.order = order;
-  found.whole = run(everything, marks);
+  SavePlan costly = keep_costly();
+  costly.order = order;
+  found.whole = run(costly, marks);
+  std::erase_if(all, [&](const KeepSet& set) { return set.activations.kept > found.whole.activations.kept; });
   all.push_back(found.whole);
   // Fewer bytes first, then less time, then fewer marks: a set beats those behind it that are no better in anything.
   std::ranges::stable_sort(all, [](const KeepSet& a, const KeepSet& b) {

@@ -37,8 +37,8 @@ SavePlan with_move(SavePlan plan, const Move& move);
 
 // Of one block.
 struct BlockKeepSets {
-  std::vector<KeepSet> sets;  // by kept bytes; each is better in something than every other
-  KeepSet nothing, whole;     // only the input; everything, as the last block does
+  std::vector<KeepSet> sets;  // by kept bytes, at most those of `whole`; each is better in something than every other
+  KeepSet nothing, whole;     // only the input; everything costly, as policy none and the last block do
 };
 
 // Seconds of an operation, from what the recorder says of it.

@@ -7,11 +7,11 @@ namespace regather {
 namespace {
 
 constexpr Policy kPolicies[] = {
-    {"none", "every block keeps what its backward reads", make_none},
+    {"none", "every block keeps what its backward reads, but for what is cheap to run again", make_none},
     {"full", "every block keeps its input only and is run again in its backward", make_full},
-    {"every_n_layers", "blocks 0, n, 2n, ... keep their input only, the others everything", make_every_n_layers},
+    {"every_n_layers", "blocks 0, n, 2n, ... keep their input only, the others as none", make_every_n_layers},
     {"segments", "only the first input of each segment of blocks is kept; two extra forwards", make_segments},
-    {"layers", "the listed blocks keep their input only, the others everything", make_layers},
+    {"layers", "the listed blocks keep their input only, the others as none", make_layers},
     {"selective", "every block keeps its input and the marked values that `keep` names", make_selective},
     {"budget", "every block keeps what was planned for it: the fastest step within a budget of memory", make_budget},
 };
@@ -85,7 +85,7 @@ CheckpointPlan make_checkpoint_plan(const PolicyOptions& options, int blocks) {
 
 CheckpointPlan checkpoint_blocks(std::vector<int> checkpointed, const PolicyOptions& options, int blocks) {
   CheckpointPlan plan;
-  plan.blocks.assign(static_cast<std::size_t>(blocks), keep_all());
+  plan.blocks.assign(static_cast<std::size_t>(blocks), keep_costly());
   for (int b : checkpointed) plan.blocks.at(static_cast<std::size_t>(b)) = drop_all();
   for (SavePlan& block : plan.blocks) block.order = options.order.value_or(Order::Lazy);
   plan.checkpointed = std::move(checkpointed);

@@ -63,7 +63,7 @@ CheckpointPlan make_layers(const PolicyOptions& options, int blocks);
 CheckpointPlan make_segments(const PolicyOptions& options, int blocks);
 CheckpointPlan make_selective(const PolicyOptions& options, int blocks);
 CheckpointPlan make_budget(const PolicyOptions& options, int blocks);
-// The given blocks keep nothing but their input, the others everything.
+// The given blocks keep nothing but their input, the others everything costly.
 CheckpointPlan checkpoint_blocks(std::vector<int> checkpointed, const PolicyOptions& options, int blocks);
 
 }  // namespace regather

@@ -16,6 +16,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr std::string_view kAllCostly = "all that is costly";  // as policy none keeps
+
 std::string milliseconds(double seconds) { return fmt::format("{:.1f}", 1e3 * seconds); }
 
 // What becomes of one block in a step.
@@ -36,7 +38,8 @@ std::string kept_words(const SavePlan& plan) {
   std::vector<std::string> here = plan.placed(Placement::Keep);
   if (plan.inputs == Placement::Keep) here.insert(here.begin(), "its input");
   const bool moves = plan.inputs == Placement::Offload || !plan.placed(Placement::Offload).empty();
-  if (plan.unmarked == Placement::Keep && plan.placed(Placement::Drop).empty() && !moves) return "everything";
+  if (plan.unmarked == Placement::Keep && plan.placed(Placement::Drop).empty() && !moves)
+    return std::string(kAllCostly);
   return here.empty() ? "nothing" : fmt::format("{}", fmt::join(here, ", "));
 }
 std::vector<std::string> moved_names(const SavePlan& plan) {
@@ -59,9 +62,9 @@ std::vector<BlockRow> block_rows(const PlanReport& r) {
     if (m.action.micro_batch != 0) continue;
     row.reruns.insert(row.reruns.end(), m.reruns.begin(), m.reruns.end());
     if (m.action.pass != Pass::Forward) continue;
-    row.bytes = m.kept;
+    row.bytes = m.kept - m.moved;
     if (m.action.keep_activations) {
-      row.kept = "everything";
+      row.kept = kAllCostly;
       row.moved.clear();
       row.why = "its backward comes first";
     } else if (!m.action.keep_input) {
@@ -145,7 +148,7 @@ TextTable frontier_table(const KeepPlan& plan) {
                                 "slower",
                                 "blocks that keep: input",
                                 "some",
-                                "everything",
+                                "all costly",
                                 ""};
   if (moves) head.insert(head.end() - 1, "host, MiB");
   TextTable table(std::move(head));

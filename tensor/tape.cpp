@@ -89,6 +89,13 @@ int Tape::adopt(Tensor& t, const Op& op) {
   return t.id;
 }
 
+// All that the rerun reads is held for the operation's own backward anyway.
+bool Tape::runs_again_for_little(const Node& n) {
+  for (std::size_t i = 0; i < n.in.size(); ++i)
+    if (!has(n.saved.inputs, i)) return false;
+  return n.op->cheap() && n.saved.outputs == 0;
+}
+
 Activations Tape::record(std::unique_ptr<const Op> op, Activations in, const ParamView& params,
                          std::vector<int> param_ids) {
   if (phase_ != Phase::Recording) throw LogicError("record: this tape is no longer recording");
@@ -113,10 +120,12 @@ Activations Tape::record(std::unique_ptr<const Op> op, Activations in, const Par
 
   Activations out = run_node(n, in, params, Trace::Kind::Run);
   const int index = static_cast<int>(nodes_.size());
+  const bool again = plan_.cheap == Placement::Drop && runs_again_for_little(n);
   for (std::size_t i = 0; i < out.size(); ++i) {
     Tensor& y = out[i];
     y.id = new_value(y, index, needs_grad);
     y.tape = serial_;
+    if (again) value(y.id).placement = Placement::Drop;
     if (n.op->fused_with_backward()) {
       check(has(n.saved.outputs, i), "{}: an output of a fused loss must be declared saved", n.op->name());
       value(y.id).pinned = true;

@@ -25,12 +25,15 @@ enum class Order { Lazy, Ahead, Eager };
 struct SavePlan {
   Placement unmarked = Placement::Keep, inputs = Placement::Keep;  // inputs are never dropped but by drop_inputs()
   std::map<std::string, Placement, std::less<>> marks{};
+  // What is made by operations that are cheap to run again, from values that they save themselves. Keep: as others.
+  Placement cheap = Placement::Keep;
   Order order = Order::Lazy;
   bool verify = false;  // hash every dropped value and compare after a rerun
 
   std::vector<std::string> placed(Placement where) const;  // the marks that are
 };
 inline SavePlan keep_all() { return {}; }
+inline SavePlan keep_costly() { return {.cheap = Placement::Drop}; }  // all but what is cheap to compute again
 inline SavePlan drop_all() { return {.unmarked = Placement::Drop}; }
 SavePlan keep_only(const std::vector<std::string>& marks);
 
@@ -112,6 +115,7 @@ class Tape {
   void hold(Value& v, const Tensor& t);
   std::vector<bool> differentiable_outputs() const;
   int adopt(Tensor& t, const Op& op);
+  static bool runs_again_for_little(const Node& n);
   Recorder::Interval interval(const Node& n, Recorder::Activity activity, const ParamView& params) const;
   Activations run_node(Node& n, std::span<const Tensor> in, const ParamView& params, Trace::Kind kind);
   void find_flow(const std::vector<bool>& output_has_gradient);

@@ -19,6 +19,7 @@ class Gelu final : public Op {
     return {in[0]};
   }
   Saved saved(const Needs&) const override { return {.inputs = 1}; }
+  bool cheap() const override { return true; }
   double flops(std::span<const ValueType> in, std::span<const Shape>) const override {
     return 20.0 * static_cast<double>(in[0].shape.numel());
   }

@@ -25,6 +25,7 @@ class LayerNorm final : public Op {
   Saved saved(const Needs& needs) const override {  // dbias alone needs no x
     return {.inputs = (needs.inputs & 1U) | (needs.params & 1U)};
   }
+  bool cheap() const override { return true; }
   std::int64_t workspace(Direction direction, std::span<const ValueType> in, std::span<const Shape>) const override {
     return direction == Direction::Forward ? 0 : RowChunks(in[0].shape.rows()).bytes(2 * in[0].shape.cols());
   }

@@ -21,6 +21,7 @@ class RmsNorm final : public Op {
     return {in[0]};
   }
   Saved saved(const Needs&) const override { return {.inputs = 1}; }
+  bool cheap() const override { return true; }
   std::int64_t workspace(Direction direction, std::span<const ValueType> in, std::span<const Shape>) const override {
     return direction == Direction::Forward ? 0 : RowChunks(in[0].shape.rows()).bytes(in[0].shape.cols());
   }

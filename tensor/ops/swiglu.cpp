@@ -20,6 +20,7 @@ class SwiGlu final : public Op {
     return {in[0]};
   }
   Saved saved(const Needs& needs) const override { return {.inputs = has(needs.inputs, 0) ? 3U : 1U}; }
+  bool cheap() const override { return true; }
   double flops(std::span<const ValueType> in, std::span<const Shape>) const override {
     return 16.0 * static_cast<double>(in[0].shape.numel());
   }

@@ -79,7 +79,7 @@ TEST(FailingCopy, EndsTheRunWithItsReason) {
     RunSetup s = setup({.policy = "none", .offload = {.names = {"all"}}});
     s.prepare = [broken](CpuDevice& device) {
       device.before_copy = [broken, copies = 0](Stream stream, std::int64_t) mutable {
-        if (stream == broken && ++copies == 40) throw Error("the link is down");
+        if (stream == broken && ++copies == 20) throw Error("the link is down");
       };
     };
     const std::string text = failure(s, [](std::uint64_t, float*) {});

@@ -97,7 +97,7 @@ TEST(SeveralInputs, WhatABlockMayKeepBeginsWithAllOfItsInputs) {
   const std::int64_t stream = s.micro_batch * s.sequence * s.model.hidden * 4;
   for (const BlockKeepSets& of_block : sets) {
     EXPECT_EQ(of_block.nothing.activations.kept, 2 * stream);
-    EXPECT_EQ(of_block.whole.flops, 0);
+    EXPECT_LT(of_block.whole.flops, of_block.nothing.flops);
     EXPECT_GT(of_block.sets.size(), 3U);
   }
 }

@@ -104,7 +104,7 @@ TEST(Shadow, WaitingIsNotHidden) {
 }
 
 TEST(Shadow, NothingIsHiddenWhereNothingIsRerun) {
-  const RunSetup s = one_slot({.policy = "none"});
+  const RunSetup s = one_slot({.policy = "selective", .keep = {{.keep = {"*"}}}});
   run_ranks(2, {}, [&](Communicator& comm) {
     CpuDevice device;
     const Model model = make_model(s.model);

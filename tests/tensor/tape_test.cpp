@@ -78,7 +78,7 @@ Result train(const Setup& s) {
 Counts reruns(const SavePlan& plan, bool frozen = false) { return train({.plan = plan, .frozen = frozen}).reruns; }
 
 std::vector<SavePlan> many_plans() {
-  std::vector<SavePlan> plans{keep_all(), verified(drop_all())};
+  std::vector<SavePlan> plans{keep_all(), keep_costly(), verified(keep_costly()), verified(drop_all())};
   const std::vector<std::string> marks{"attn.qkv", "attn.core", "attn.out", "mid", "mlp.up"};
   for (unsigned bits = 0; bits < 32; ++bits)
     for (Order order : {Order::Lazy, Order::Ahead, Order::Eager}) {
@@ -195,6 +195,32 @@ TEST(Tape, RerunsExactlyWhatBackwardLacks) {
   SavePlan all_but_one = keep_all();
   all_but_one.marks["mlp.up"] = Placement::Drop;
   EXPECT_EQ(reruns(all_but_one), (Counts{{"linear", 1}}));
+}
+
+TEST(Tape, WhatIsCheapIsRunAgainWhereItsInputsAreHeldAnyway) {
+  constexpr std::int64_t f = sizeof(float) * N;
+  const Result costly = train({.plan = keep_costly()});
+  EXPECT_EQ(costly.reruns, (Counts{{"norm", 2}, {"silu", 1}}));
+  EXPECT_EQ(costly.between, f * (C + 1 + 3 * C + C + 1 + C + F));  // x, documents; qkv, core, statistics; mid; up
+  SavePlan named = keep_costly();
+  named.marks["mlp.up"] = Placement::Drop;  // silu's input comes back, then silu
+  EXPECT_EQ(train({.plan = named}).reruns, (Counts{{"norm", 2}, {"linear", 1}, {"silu", 1}}));
+  // Frozen: nobody reads what the norms and silu make.
+  EXPECT_EQ(reruns(keep_costly(), true), Counts{});
+}
+
+// Nothing before it is trained, so it saves nothing: to run it again, its input would have to be held.
+TEST(Tape, WhatIsCheapIsKeptWhereItsInputsAreNotHeld) {
+  OneTape t(toy_block_params("", C, F, false));
+  Tape tape(t.device, keep_costly());
+  regather::Run run = t.recording(tape);
+  Activations y{silu(run, tape.input(t.activation({N, C}, 1), false))};
+  y = {linear(run, std::move(y[0]), ToyBlock::kProj)};
+  tape.outputs(y);
+  y.clear();
+  EXPECT_EQ(t.live(), static_cast<std::int64_t>(sizeof(float)) * 2 * N * C);  // the input and what silu made of it
+  tape.backward(t.params, {t.gradient({N, C}, 5)}, t.grads);
+  EXPECT_EQ(t.trace.reruns, Counts{});
 }
 
 TEST(Tape, TheOrderOfRerunsDoesNotChangeWhatIsRerun) {

@@ -31,6 +31,7 @@ struct Norm final : Op {
     return {in[0]};
   }
   Saved saved(const Needs&) const override { return {.inputs = 1, .outputs = 0}; }
+  bool cheap() const override { return true; }
   double flops(std::span<const ValueType> in, std::span<const Shape>) const override {
     return 8.0 * static_cast<double>(in[0].shape.numel());
   }
@@ -182,6 +183,7 @@ struct Silu final : Op {
     return {in[0]};
   }
   Saved saved(const Needs&) const override { return {.inputs = 1, .outputs = 0}; }
+  bool cheap() const override { return true; }
   double flops(std::span<const ValueType> in, std::span<const Shape>) const override {
     return 10.0 * static_cast<double>(in[0].shape.numel());
   }
