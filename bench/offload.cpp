@@ -37,8 +37,8 @@ class CopiesInBetween final : public Device {
 }  // namespace
 
 int main() {
-  fmt::print("{:>7} {:>15} {:>16} {:>18} {:>9} {:>12} {:>8} {:>8}\n", "policy", "not moved, ms", "in between, ms",
-             "copy streams, ms", "shorter", "stalled, ms", "MiB out", "GB/s");
+  fmt::print("{:>7} {:>15} {:>16} {:>18} {:>9} {:>7} {:>12} {:>8} {:>8}\n", "policy", "not moved, ms", "in between, ms",
+             "copy streams, ms", "shorter", "spread", "stalled, ms", "MiB out", "GB/s");
   for (const char* policy : {"full", "none"}) {
     bench::StepTime stays;
     stays.model = {.type = "gpt2", .layers = 6, .hidden = 256, .heads = 4, .vocab = 256, .max_sequence = 512};
@@ -50,8 +50,9 @@ int main() {
     const auto of = bench::measure_in_turn({stays, between, beside}, 1, {});
     const CopyCounts& moved = of[2].to_host;
     const double seconds = bench::median(of[2].seconds), slower = bench::median(of[1].seconds);
-    fmt::print("{:>7} {:>15.1f} {:>16.1f} {:>18.1f} {:>8.1f}% {:>12.2f} {:>8.1f} {:>8.1f}\n", policy,
+    fmt::print("{:>7} {:>15.1f} {:>16.1f} {:>18.1f} {:>8.1f}% {:>6.1f}% {:>12.2f} {:>8.1f} {:>8.1f}\n", policy,
                1e3 * bench::median(of[0].seconds), 1e3 * slower, 1e3 * seconds, 100 * (1 - seconds / slower),
+               100 * std::max(bench::spread(of[1].seconds), bench::spread(of[2].seconds)),
                1e3 * bench::median(of[2].stalled),
                static_cast<double>(moved.bytes) / (bench::kRounds * (beside.steps + 1)) / (1 << 20),
                static_cast<double>(moved.bytes) / moved.seconds / 1e9);

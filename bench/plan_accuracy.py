@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """bench/plan_accuracy.py CONFIG [--ranks N] [--budgets N] [--rounds N] [--steps N] [--set a.b=v]...: predicted against measured.
 
-For activation budgets from the smallest that is possible to what policy none needs, and for the policies none and full, a
-process of its own makes the plan (`regather plan`). Then the ranks train under each in turn, `rounds` times a few steps; a
+For activation budgets from the smallest that is possible to what policy none needs, for half of that (alone, and "host": with
+offload: auto), and for the policies none and full, a process of its own makes the plan (`regather plan`). Then the ranks train under each in turn, `rounds` times a few steps; a
 variant's figure is the median of all its steps but each run's first. Its spread is half the distance between the quartiles, by
 the median. "slower" is against none. Calibrate first:
 
@@ -61,9 +61,11 @@ def main():
     points = plan([])["frontier"]["points"]
     least, most = points[0]["bytes"], points[-1]["bytes"]
     variants = {"none": policy("none"), "full": policy("full")}
-    for i in range(args.budgets):
-        budget = least + (most - least) * i // (args.budgets - 1)
+    budgets = [least + (most - least) * i // (args.budgets - 1) for i in range(args.budgets)]
+    for budget in sorted([*budgets, most // 2]):
         variants[f"{budget / MIB:.1f}"] = policy("budget") + ["--set", f"activation_checkpointing.budget={budget}"]
+    half = f"{most // 2 / MIB:.1f}"
+    variants[f"{half} host"] = variants[half] + ["--set", "activation_checkpointing.offload=auto"]
     plans = {name: plan(more) for name, more in variants.items()}
     seconds = {name: [] for name in variants}
     peaks = {}
@@ -73,13 +75,13 @@ def main():
             seconds[name] += took
 
     print(f"{args.ranks} ranks; median of {args.rounds} x {args.steps} steps")
-    print(f"{'budget':>8} {'activations':>12} {'peak, planned':>14} {'measured':>9} {'ms, planned':>12} {'measured':>9} {'error':>7} "
+    print(f"{'budget':>10} {'activations':>12} {'peak, planned':>14} {'measured':>9} {'ms, planned':>12} {'measured':>9} {'error':>7} "
           f"{'spread':>7} {'slower, planned':>16} {'measured':>9}")
     base_planned, base = plans["none"]["step_seconds"]["total"], statistics.median(seconds["none"])
     for name in variants:
         planned, median = plans[name]["step_seconds"]["total"], statistics.median(seconds[name])
         memory = plans[name]["memory_bytes"]
-        print(f"{name:>8} {memory['peak_of']['activations'] / MIB:12.1f} {memory['peak'] / MIB:14.1f} {peaks[name] / MIB:9.1f} "
+        print(f"{name:>10} {memory['peak_of']['activations'] / MIB:12.1f} {memory['peak'] / MIB:14.1f} {peaks[name] / MIB:9.1f} "
               f"{1e3 * planned:12.0f} {1e3 * median:9.0f} {100 * (planned / median - 1):+6.1f}% {100 * spread(seconds[name]):6.1f}% "
               f"{100 * (planned / base_planned - 1):+15.1f}% {100 * (median / base - 1):+8.1f}%")
 

@@ -24,13 +24,14 @@ inline std::vector<StepTime> shadow_steps(const PolicyOptions& policy) {
 inline PolicyOptions keeps_products() { return {.policy = "selective", .keep = {{.keep = {"qkv", "mlp.up", "mid"}}}}; }
 
 inline void print_shadow_title() {
-  fmt::print("{:>10} {:>12} {:>16} {:>18} {:>9} {:>12}\n", "policy", "link", "wait first, ms", "in the shadow, ms",
-             "shorter", "hidden, ms");
+  fmt::print("{:>10} {:>12} {:>16} {:>18} {:>9} {:>7} {:>12}\n", "policy", "link", "wait first, ms",
+             "in the shadow, ms", "shorter", "spread", "hidden, ms");
 }
 inline void print_shadow_row(std::string_view policy, std::string_view link, const std::vector<Measured>& of) {
   const double first = median(of[0].seconds), shadow = median(of[1].seconds);
-  fmt::print("{:>10} {:>12} {:>16.1f} {:>18.1f} {:>8.1f}% {:>12.2f}\n", policy, link, 1e3 * first, 1e3 * shadow,
-             100 * (1 - shadow / first), 1e3 * median(of[1].hidden));
+  fmt::print("{:>10} {:>12} {:>16.1f} {:>18.1f} {:>8.1f}% {:>6.1f}% {:>12.2f}\n", policy, link, 1e3 * first,
+             1e3 * shadow, 100 * (1 - shadow / first), 100 * std::max(spread(of[0].seconds), spread(of[1].seconds)),
+             1e3 * median(of[1].hidden));
 }
 
 }  // namespace regather::bench

@@ -41,6 +41,12 @@ inline double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
+// Half the distance between the quartiles, by the median.
+inline double spread(std::vector<double> v) {
+  std::ranges::sort(v);
+  return (v[3 * v.size() / 4] - v[v.size() / 4]) / 2 / median(v);
+}
+
 // On this rank; collective.
 inline Measured measure(const StepTime& of, Communicator& comm) {
   const std::unique_ptr<Device> device = of.device();
@@ -75,11 +81,15 @@ inline Measured measure(const StepTime& of, Communicator& comm) {
   return measured;
 }
 
-// Each of them in turn, as often as there are rounds, so that what else the machine does meets all alike. Collective.
+// Each of them in turn, as often as there are rounds, so that what else the machine does meets all alike; another one
+// begins each round. Collective.
 inline std::vector<Measured> measure_in_turn(const std::vector<StepTime>& all, Communicator& comm) {
   std::vector<Measured> measured(all.size());
   for (int round = 0; round < kRounds; ++round)
-    for (std::size_t i = 0; i < all.size(); ++i) measured[i].add(measure(all[i], comm));
+    for (std::size_t k = 0; k < all.size(); ++k) {
+      const std::size_t i = (k + static_cast<std::size_t>(round)) % all.size();
+      measured[i].add(measure(all[i], comm));
+    }
   return measured;
 }
 
