@@ -100,7 +100,7 @@ void StackRunner::choose_audited(std::uint64_t step) {
   for (BlockRunner& block : blocks_) block.audit(false);
   const auto every = static_cast<std::uint64_t>(options_.audit_every);
   if (every == 0 || (step + 1) % every != 0 || blocks_.size() < 2) return;
-  blocks_[(step / every) % (blocks_.size() - 1)].audit(true);  // the last block reruns nothing
+  blocks_[(step / every) % (blocks_.size() - 1)].audit(true);  // the last block reruns only what is cheap
 }
 
 void StackRunner::make_resident(const StepPlan::Entry& entry) {
