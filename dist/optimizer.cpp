@@ -1,6 +1,7 @@
 #include "dist/optimizer.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "tensor/ops/optimizer.h"
 #include "tensor/recorder.h"
@@ -66,25 +67,26 @@ void ShardedOptimizer::step(double lr, double gradient_scale, std::int64_t step)
     }
 }
 
-double ShardedOptimizer::gradient_squares() const {
-  double sum = 0;
+double ShardedOptimizer::gradient_squares() {
   const Timed timed(device_.recorder,
                     [&] { return interval("gradient norm", kSumOfSquaresBytes, states_, &ShardUnit::normed); });
-  if (device_.meta()) return sum;
+  if (device_.meta()) return 0;
+  std::vector<std::span<const float>> arrays;
   for (const State& state : states_)
     for (const ShardUnit::OwnedPiece& piece : state.unit->normed())
-      sum += sum_of_squares(device_, piece.gradient, piece.size);
-  return sum;
+      arrays.emplace_back(piece.gradient, static_cast<std::size_t>(piece.size));
+  squares_ = sums_of_squares(device_, arrays);
+  return std::accumulate(squares_.begin(), squares_.end(), 0.0);
 }
 
 std::vector<double> ShardedOptimizer::nonzero_gradients() const {
   std::vector<double> out;
+  auto square = squares_.begin();
   for (const State& state : states_) {
     std::vector<double> of_unit(state.unit->table().size(), 0.0);
     for (const ShardUnit::OwnedPiece& piece : state.unit->normed())
       // The square of the smallest number is not 0 in double, nor is that of NaN.
-      if (!device_.meta() && sum_of_squares(device_, piece.gradient, piece.size) != 0)
-        of_unit[static_cast<std::size_t>(piece.param)] = 1.0;
+      if (!device_.meta() && *square++ != 0) of_unit[static_cast<std::size_t>(piece.param)] = 1.0;
     for (std::size_t i = 0; i < of_unit.size(); ++i)
       if (state.unit->table()[i].trainable) out.push_back(of_unit[i]);
   }

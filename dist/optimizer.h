@@ -22,9 +22,9 @@ class ShardedOptimizer {
   // step: of the optimizer, from 1 (bias correction). Gradients are multiplied by gradient_scale (clipping).
   void step(double lr, double gradient_scale, std::int64_t step);
   // Sum of squares over the trainable elements that this rank holds, in double.
-  double gradient_squares() const;
-  // For each trainable parameter, in the order of the units: 1 if this rank holds an element of its gradient that is
-  // not zero.
+  double gradient_squares();
+  // For each trainable parameter, in the order of the units: 1 if this rank holds an element of its gradient that was
+  // not zero when gradient_squares() was last asked.
   std::vector<double> nonzero_gradients() const;
 
  private:
@@ -35,6 +35,7 @@ class ShardedOptimizer {
   Device& device_;
   OptimizerOptions options_;
   std::vector<State> states_;
+  std::vector<double> squares_;  // of each piece that is normed, in their order
 };
 
 // What PyTorch's clip_grad_norm_ multiplies by: max_norm / (norm + 1e-6), at most 1; max_norm 0: not clipped.

@@ -85,18 +85,17 @@ void ShardUnit::make_replica(const FlatLayout& layout, const std::vector<int>& p
                              Buffer& replica) {
   if (whole()) return device_.round(Stream::Compute, replica.data<Bf16>(), values.data<float>(), layout.padded());
   device_.zero(Stream::Compute, replica.data(), replica.bytes());
-  std::vector<float> some(static_cast<std::size_t>(std::min(kStartValues, layout.shard())));
-  const Buffer staged(device_.memory, device_.gpu() ? static_cast<std::int64_t>(some.size()) * kFloat : 0,
-                      Tag::Workspace);
+  const Buffer some(device_.memory, std::min(kStartValues, layout.shard()) * kFloat, Tag::Workspace);
   for (int rank = 0; rank < comm_.size(); ++rank)
     for (const FlatLayout::Piece& piece : layout.pieces(rank))
       for (std::int64_t i = 0; i < piece.size; i += kStartValues) {
         const std::int64_t n = std::min(kStartValues, piece.size - i);
-        initialize(spec_.params[static_cast<std::size_t>(params[piece.param])], options_.seed, piece.first + i, n,
-                   some.data());
-        if (device_.gpu()) device_.write(Stream::Compute, staged.data(), some.data(), n * kFloat);
+        write_from_host(device_, some.data<float>(), n, [&](float* piece_values) {
+          initialize(spec_.params[static_cast<std::size_t>(params[piece.param])], options_.seed, piece.first + i, n,
+                     piece_values);
+        });
         device_.round(Stream::Compute, replica.data<Bf16>() + layout.shard() * rank + piece.offset + i,
-                      device_.gpu() ? staged.data<float>() : some.data(), n);
+                      some.data<float>(), n);
       }
 }
 

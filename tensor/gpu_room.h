@@ -12,8 +12,8 @@ inline constexpr std::int64_t kGpuScratchBytes = std::int64_t{16} << 20;
 // Of cuBLAS: NVIDIA's advice for Hopper. One workspace and one stream: the same bits for the same call.
 inline constexpr std::int64_t kGpuProductsBytes = std::int64_t{32} << 20;
 inline constexpr std::int64_t kGpuFaultBytes = 20;
-// Of the host: a result that is waited for; pieces through which pageable memory is copied.
-inline constexpr std::int64_t kGpuResultBytes = 64;
+// Of the host: results that are waited for; pieces through which pageable memory is copied.
+inline constexpr std::int64_t kGpuResultBytes = 4096;
 inline constexpr std::int64_t kGpuStagingBytes = std::int64_t{8} << 20, kGpuStagingPieces = 4;
 
 // The same allocations in a meta run.
@@ -24,7 +24,7 @@ inline std::vector<Buffer> take_gpu_room(Allocator& memory) {
     room.emplace_back(memory, kGpuStagingBytes / kGpuStagingPieces, Tag::Host);
   for (const std::int64_t bytes : {kGpuScratchBytes, kGpuProductsBytes, kGpuFaultBytes})
     room.emplace_back(memory, bytes, Tag::Workspace);
-  room.emplace_back(memory, kGpuResultBytes, Tag::Host);
+  for (const std::int64_t bytes : {kGpuResultBytes, kGpuFaultBytes}) room.emplace_back(memory, bytes, Tag::Host);
   return room;
 }
 

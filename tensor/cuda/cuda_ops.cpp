@@ -1,8 +1,8 @@
 #include "tensor/cuda/cuda_ops.h"
 
 #include "tensor/cuda/status.h"
+#include "tensor/cuda/streams.h"
 #include "tensor/error.h"
-#include "tensor/gpu_room.h"
 #include "tensor/ops/gemm.h"
 
 namespace regather::cuda {
@@ -27,14 +27,16 @@ OpContext::OpContext(Allocator& memory, cudaStream_t compute)
   check_status(cudaMemsetAsync(faults_.data(), 0, sizeof(Fault), stream_), "cudaMemsetAsync");
 }
 
-CudaOps::CudaOps(Allocator& memory, cudaStream_t compute)
-    : context_(memory, compute),
+CudaOps::CudaOps(Allocator& memory, Streams& streams)
+    : streams_(streams),
+      context_(memory, streams[Stream::Compute]),
       fp32_(context_),
       bf16_(context_),
       blas_workspace_(memory, kGpuProductsBytes, Tag::Workspace),
-      host_(memory, kGpuResultBytes, Tag::Host) {
+      results_(memory, kGpuResultBytes, Tag::Host),
+      found_(memory, kGpuFaultBytes, Tag::Host) {
   check_status(cublasCreate(&blas_), "cublasCreate");
-  check_status(cublasSetStream(blas_, compute), "cublasSetStream");
+  check_status(cublasSetStream(blas_, context_.stream()), "cublasSetStream");
   check_status(cublasSetWorkspace(blas_, blas_workspace_.data(), kGpuProductsBytes), "cublasSetWorkspace");
   // A sum that is split is added up in fp32, too, and rounded once.
   check_status(cublasSetMathMode(blas_, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION), "cublasSetMathMode");
@@ -44,15 +46,22 @@ CudaOps::~CudaOps() {
   if (blas_) static_cast<void>(cublasDestroy(blas_));
 }
 
-void CudaOps::fetch(const void* from, std::size_t bytes) {
-  check_status(cudaMemcpyAsync(host_.data(), from, bytes, cudaMemcpyDeviceToHost, context_.stream()),
+const void* CudaOps::fetch(const void* from, std::size_t bytes) {
+  check_status(cudaMemcpyAsync(results_.data(), from, bytes, cudaMemcpyDeviceToHost, context_.stream()),
                "cudaMemcpyAsync");
-  check_status(cudaStreamSynchronize(context_.stream()), "cudaStreamSynchronize");
+  streams_.record(Stream::Compute).wait();
+  return results_.data();
+}
+
+Event CudaOps::fetch_faults() {
+  check_status(
+      cudaMemcpyAsync(found_.data(), context_.faults(), sizeof(Fault), cudaMemcpyDeviceToHost, context_.stream()),
+      "cudaMemcpyAsync");
+  return streams_.record(Stream::Compute);
 }
 
 void CudaOps::throw_faults() {
-  fetch(context_.faults(), sizeof(Fault));
-  const Fault fault = *host_.data<Fault>();
+  const Fault fault = *found_.data<Fault>();
   if (fault.kind == 0) return;
   check_status(cudaMemsetAsync(context_.faults(), 0, sizeof(Fault), context_.stream()), "cudaMemsetAsync");
   throw Error(text_of(fault));

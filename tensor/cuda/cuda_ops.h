@@ -11,10 +11,16 @@
 #include <vector>
 
 #include "tensor/cuda/status.h"
-#include "tensor/memory.h"
+#include "tensor/gpu_room.h"
 #include "tensor/ops/gpu_ops.h"
 
+namespace regather {
+class Event;
+}
+
 namespace regather::cuda {
+
+class Streams;
 
 // Noted by the first thread that sees one. kind 0: none.
 enum FaultKind : std::int32_t { kTokenOutsideVocabulary = 1, kTargetOutsideVocabulary };
@@ -83,7 +89,7 @@ class CudaElementOps final : public GpuElementOps<T> {
 
 class CudaOps final : public GpuOps {
  public:
-  CudaOps(Allocator& memory, cudaStream_t compute);
+  CudaOps(Allocator& memory, Streams& streams);
   ~CudaOps() override;
   CudaOps(const CudaOps&) = delete;
   CudaOps& operator=(const CudaOps&) = delete;
@@ -99,10 +105,13 @@ class CudaOps final : public GpuOps {
   void adamw(float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWFactors& factors) override;
   void sgd(float* p, float* momentum, const float* g, std::int64_t n, float gradient_scale, float decay, float lr,
            float mu) override;
-  double sum_of_squares(const float* x, std::int64_t n) override;
+  std::vector<double> sums_of_squares(std::span<const std::span<const float>> arrays) override;
   std::int64_t count_nonfinite(const float* x, std::int64_t n) override;
 
-  void throw_faults();  // waits
+  // What operations that were enqueued before the first call found wrong is thrown by the second one; between them, the
+  // event is waited for.
+  Event fetch_faults();
+  void throw_faults();
 
  private:
   enum class Layout { Plain, Transposed };
@@ -111,18 +120,14 @@ class CudaOps final : public GpuOps {
   };
   void gemm(Layout a_layout, Layout b_layout, const Sizes& sizes, const ConstElements& a, const ConstElements& b,
             const Elements& c, Into into, RowStrides strides, float scale);
-  template <class T>
-  T read(const T* from) {  // waits
-    fetch(from, sizeof(T));
-    return *host_.data<T>();
-  }
-  void fetch(const void* from, std::size_t bytes);  // into host_
+  const void* fetch(const void* from, std::size_t bytes);  // waits; where the bytes are until the next call
 
+  Streams& streams_;
   OpContext context_;
   CudaElementOps<float> fp32_;
   CudaElementOps<Bf16> bf16_;
   cublasHandle_t blas_ = nullptr;
-  Buffer blas_workspace_, host_;
+  Buffer blas_workspace_, results_, found_;  // of the host: the last two
 };
 
 // In any stream: y = a + b, of fp32 or bf16 elements; to = from, rounded (tensor/cuda/round.cu).

@@ -105,7 +105,7 @@ struct CudaDevice::Parts {
         to_host((*streams)[Stream::ToHost]),
         to_device((*streams)[Stream::ToDevice]),
         staging(memory, *streams, staging_bytes),
-        ops(memory, (*streams)[Stream::Compute]) {}
+        ops(memory, *streams) {}
   cuda::CopyTimes* times_of(Stream stream) {
     return stream == Stream::ToHost ? &to_host : stream == Stream::ToDevice ? &to_device : nullptr;
   }
@@ -181,7 +181,9 @@ void CudaDevice::write(Stream on, void* to, const void* from, std::int64_t bytes
   parts_->staging.write(on, static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
 }
 void CudaDevice::read(Stream on, void* to, const void* from, std::int64_t bytes) {
+  const Event found = parts_->ops.fetch_faults();  // before the bytes, so that the host waits once for both
   parts_->staging.read(on, static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
+  found.wait();
   parts_->ops.throw_faults();
 }
 void CudaDevice::wait_with(std::weak_ptr<const Waiter> waiter) { parts_->streams->wait_with(std::move(waiter)); }

@@ -5,7 +5,9 @@
 // decide, without atomics. It does not know tensors, parameters or tapes.
 #pragma once
 #include <cstdint>
+#include <span>
 #include <type_traits>
+#include <vector>
 
 #include "tensor/ops/gemm_types.h"
 #include "tensor/ops/kernel_types.h"
@@ -97,7 +99,7 @@ class GpuOps {
   virtual void sgd(float* p, float* momentum, const float* g, std::int64_t n, float gradient_scale, float decay,
                    float lr, float mu) = 0;  // momentum may be null
   // These wait for their result.
-  virtual double sum_of_squares(const float* x, std::int64_t n) = 0;
+  virtual std::vector<double> sums_of_squares(std::span<const std::span<const float>> arrays) = 0;
   virtual std::int64_t count_nonfinite(const float* x, std::int64_t n) = 0;
 };
 

@@ -73,10 +73,11 @@ void sgd(Device& device, float* p, float* momentum_buffer, const float* g, std::
   sgd(p, momentum_buffer, g, n, s);
 }
 
-double sum_of_squares(Device& device, const float* x, std::int64_t n) {
-  double sum = 0;
-  if (!on_gpu(device, [&](GpuOps& gpu) { sum = gpu.sum_of_squares(x, n); })) sum = sum_of_squares(x, n);
-  return sum;
+std::vector<double> sums_of_squares(Device& device, std::span<const std::span<const float>> arrays) {
+  std::vector<double> sums;
+  if (on_gpu(device, [&](GpuOps& gpu) { sums = gpu.sums_of_squares(arrays); })) return sums;
+  for (const auto& x : arrays) sums.push_back(sum_of_squares(x.data(), std::ssize(x)));
+  return sums;
 }
 
 double sum_of_squares(const float* x, std::int64_t n) {

@@ -81,20 +81,21 @@ __global__ void __launch_bounds__(kThreads)
 }
 // One block.
 template <class Total>
-__global__ void __launch_bounds__(kThreads) add_totals_kernel(Total* partial, int n) {
+__global__ void __launch_bounds__(kThreads) add_totals_kernel(Total* sum, const Total* partial, int n) {
   Total total[1] = {0};
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) total[0] += load(partial + i);
   reduce_block(total, block_shared<Partials<Total, 1>>(), Sum{});
-  if (threadIdx.x == 0) store(partial, total[0]);
+  if (threadIdx.x == 0) store(sum, total[0]);
 }
 
 template <class F>
-void launch_total(const char* name, typename F::Total* partial, const float* x, std::int64_t n, F f,
-                  cudaStream_t stream) {
+void launch_total(const char* name, typename F::Total* sum, typename F::Total* partial, const float* x, std::int64_t n,
+                  F f, cudaStream_t stream) {
   const unsigned blocks = std::clamp<unsigned>(blocks_for(n, 4 * kThreads), 1, kMostBlocks);
   launch(name, all_aligned(x) ? total_kernel<true, F> : total_kernel<false, F>, blocks, kThreads, 0, stream, partial, x,
          n, f);
-  launch("add_totals", add_totals_kernel<typename F::Total>, 1, kThreads, 0, stream, partial, static_cast<int>(blocks));
+  launch("add_totals", add_totals_kernel<typename F::Total>, 1, kThreads, 0, stream, sum, partial,
+         static_cast<int>(blocks));
 }
 
 }  // namespace
@@ -107,15 +108,24 @@ void CudaOps::sgd(float* p, float* momentum, const float* g, std::int64_t n, flo
   launch_quads("sgd", all_aligned(p, momentum, g), Sgd{p, momentum, g, gradient_scale, decay, lr, mu}, n,
                context_.stream());
 }
-double CudaOps::sum_of_squares(const float* x, std::int64_t n) {
-  double* total = context_.scratch<double>(kMostBlocks);
-  launch_total("sum_of_squares", total, x, n, Square{}, context_.stream());
-  return read(total);
+std::vector<double> CudaOps::sums_of_squares(std::span<const std::span<const float>> arrays) {
+  constexpr std::size_t kMost = kGpuResultBytes / sizeof(double);  // waited for together
+  double* totals = context_.scratch<double>(kMost + kMostBlocks);
+  std::vector<double> sums;
+  while (sums.size() < arrays.size()) {
+    const auto some = arrays.subspan(sums.size(), std::min(kMost, arrays.size() - sums.size()));
+    for (std::size_t i = 0; i < some.size(); ++i)
+      launch_total("sum_of_squares", totals + i, totals + kMost, some[i].data(), std::ssize(some[i]), Square{},
+                   context_.stream());
+    const auto* done = static_cast<const double*>(fetch(totals, some.size() * sizeof(double)));
+    sums.insert(sums.end(), done, done + some.size());
+  }
+  return sums;
 }
 std::int64_t CudaOps::count_nonfinite(const float* x, std::int64_t n) {
-  auto* total = context_.scratch<unsigned long long>(kMostBlocks);
-  launch_total("count_nonfinite", total, x, n, NotFinite{}, context_.stream());
-  return static_cast<std::int64_t>(read(total));
+  auto* total = context_.scratch<unsigned long long>(1 + kMostBlocks);
+  launch_total("count_nonfinite", total, total + 1, x, n, NotFinite{}, context_.stream());
+  return static_cast<std::int64_t>(*static_cast<const unsigned long long*>(fetch(total, sizeof *total)));
 }
 
 }  // namespace regather::cuda

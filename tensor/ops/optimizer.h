@@ -3,6 +3,8 @@
 // threads. With a device: in its memory, by what it computes with; without: on the CPU.
 #pragma once
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "tensor/device.h"
 #include "tensor/ops/kernel_types.h"
@@ -32,10 +34,11 @@ void sgd(Device& device, float* p, float* momentum_buffer, const float* g, std::
 inline constexpr double kAdamwBytes = 7 * 4, kSgdBytes = 3 * 4, kSumOfSquaresBytes = 4, kAccumulateBytes = 3 * 4,
                         kCountNonfiniteBytes = 4;
 
-double sum_of_squares(const float* x, std::int64_t n);                  // in double
-double sum_of_squares(Device& device, const float* x, std::int64_t n);  // waits
-void accumulate(float* to, const float* from, std::int64_t n);          // to += from
-std::int64_t count_nonfinite(const float* x, std::int64_t n);           // infinities and NaNs
+double sum_of_squares(const float* x, std::int64_t n);  // in double
+// Of each array; waits, once for all of them.
+std::vector<double> sums_of_squares(Device& device, std::span<const std::span<const float>> arrays);
+void accumulate(float* to, const float* from, std::int64_t n);  // to += from
+std::int64_t count_nonfinite(const float* x, std::int64_t n);   // infinities and NaNs
 inline bool all_finite(const float* x, std::int64_t n) { return count_nonfinite(x, n) == 0; }
 
 }  // namespace regather

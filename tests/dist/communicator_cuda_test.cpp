@@ -1,6 +1,7 @@
 // Communicators of GPUs' memory on the emulator: conformance, and ranks that fail, are gone, or share a GPU.
 #include <atomic>
 
+#include "tensor/ops/optimizer.h"
 #include "tests/dist/communicator_conformance.h"
 #include "tests/dist/cuda_ranks.h"
 #include "tests/dist/outcome.h"
@@ -185,6 +186,18 @@ TEST_P(GpuFailure, of_a_rank_ends_a_wait_for_the_device_with_its_reason_and_code
   EXPECT_EQ(o.codes[0], ExitCode::OutOfMemory);
   EXPECT_EQ(o.failed_peer[0], 1);
   EXPECT_LT(o.seconds, 30);  // of 60
+}
+
+TEST_P(GpuFailure, of_a_rank_ends_a_wait_for_a_sum_as_well) {
+  const Outcome o = run([](Communicator& c, CudaDevice& device) {
+    if (c.rank() == 1) throw Error("step 3: the loss is nan");
+    const Gather gather(c, device);
+    device.wait(Stream::Compute, gather.arrival);
+    const std::span<const float> arrays[] = {{gather.full.data<float>(), 2 * kShard}};
+    sums_of_squares(device, arrays);
+  });
+  EXPECT_EQ(o.texts[0], "all_gather of block 3 (forward): rank 1 left: step 3: the loss is nan");
+  EXPECT_EQ(o.failed_peer[0], 1);
 }
 
 TEST_P(GpuFailure, of_a_rank_that_ends_without_a_word_is_noticed_without_the_timeout) {

@@ -227,8 +227,9 @@ TEST(ShardedOptimizer, SaysWhichParametersHaveAGradientThatIsNotZero) {
       on_ranks(world, [&](Communicator& comm) {
         CpuDevice device;
         Units units = make_units(device, comm, strategy);
-        const ShardedOptimizer optimizer(units, device, {});
+        ShardedOptimizer optimizer(units, device, {});
         backward(units, comm, Gradient::Zero);
+        EXPECT_EQ(optimizer.gradient_squares(), 0);
         std::vector<double> none = optimizer.nonzero_gradients();
         EXPECT_EQ(none, std::vector<double>(9, 0.0));
         for (auto& unit : units) unit->begin_step();
@@ -239,6 +240,7 @@ TEST(ShardedOptimizer, SaysWhichParametersHaveAGradientThatIsNotZero) {
           units[u]->reduce();
           units[u]->finish_reduction();
         }
+        optimizer.gradient_squares();
         std::vector<double> one = optimizer.nonzero_gradients();
         comm.all_reduce(one, {"scalars", Pass::Step});
         EXPECT_EQ(one, (std::vector<double>{0, 0, 0, 0, 0, 0, 1, 0, 0})) << world << " ranks, " << name_of(strategy);

@@ -68,10 +68,10 @@ double train_and_write(const RunSetup& s, const std::filesystem::path& folder) {
     CpuDevice device;
     Trainer trainer(model, device, comm, trainer_options(s));
     for (int step = 0; step < s.steps; ++step) {
-      const Batch batch = make_batch(device.memory, s, comm.rank(), comm.size(), step, 0);
+      const Batch batch = make_batch(device, s, comm.rank(), comm.size(), step, 0);
       trainer.step({&batch, 1});
     }
-    const Batch batch = make_batch(device.memory, s, comm.rank(), comm.size(), 99, 0);
+    const Batch batch = make_batch(device, s, comm.rank(), comm.size(), 99, 0);
     const double mine = trainer.evaluate({&batch, 1}).loss;
     comm.reset_ledger();
     auto tensors = gather_adapters(trainer.stack(), device, comm);
@@ -106,7 +106,7 @@ double evaluate_loaded(RunSetup s, const std::map<std::string, NamedTensor>& ten
       ++loaded;
     }
   EXPECT_EQ(loaded, tensors.size());
-  const Batch batch = make_batch(device.memory, s, 0, 1, 99, 0);
+  const Batch batch = make_batch(device, s, 0, 1, 99, 0);
   return trainer.evaluate({&batch, 1}).loss;
 }
 

@@ -33,7 +33,7 @@ std::map<std::string, std::vector<float>> train_and_gather(const RunSetup& s) {
     CpuDevice device;
     Trainer trainer(model, device, comm, trainer_options(s));
     for (int step = 0; step < s.steps; ++step) {
-      const Batch batch = make_batch(device.memory, s, comm.rank(), comm.size(), step, 0);
+      const Batch batch = make_batch(device, s, comm.rank(), comm.size(), step, 0);
       trainer.step({&batch, 1});
     }
     for (auto& unit : trainer.stack().units()) {

@@ -36,7 +36,7 @@ std::vector<std::vector<std::uint64_t>> hashes_of_run(const RunSetup& s) {
     Trainer trainer(model, device, comm, trainer_options(s));
     for (int step = 0; step <= s.steps; ++step) {
       hashes[static_cast<std::size_t>(step)][static_cast<std::size_t>(comm.rank())] = hash_of_parameters(trainer);
-      const Batch batch = make_batch(device.memory, s, comm.rank(), comm.size(), step, 0);
+      const Batch batch = make_batch(device, s, comm.rank(), comm.size(), step, 0);
       if (step < s.steps) trainer.step({&batch, 1});
     }
   });
@@ -92,7 +92,7 @@ TEST(TokenLosses, AreTheSameBitsOnAnyNumberOfRanks) {
       CpuDevice device;
       Trainer trainer(model, device, comm, trainer_options(s));
       for (int m = 0; m < s.plan.micro_batches; ++m) {
-        const Batch batch = make_batch(device.memory, s, comm.rank(), world, 0, m);
+        const Batch batch = make_batch(device, s, comm.rank(), world, 0, m);
         const Tensor of_tokens = trainer.stack().evaluate(batch.tokens, batch.targets);
         const std::lock_guard lock(mutex);
         losses[batch.first_sequence].assign(of_tokens.data(), of_tokens.data() + of_tokens.numel());

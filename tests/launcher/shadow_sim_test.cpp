@@ -61,7 +61,7 @@ void expect_shadow(const RunSetup& s, MakeModel make, Watch watch) {
       }
     });
     Trainer trainer(model, device, comm, trainer_options(s));
-    const Batch batch = make_batch(device.memory, s, comm.rank(), 2, 0, 0);
+    const Batch batch = make_batch(device, s, comm.rank(), 2, 0, 0);
     const StepReport report = trainer.step({&batch, 1});
     if (first) hidden = report.hidden_seconds;
   });
@@ -98,7 +98,7 @@ TEST(Shadow, WaitingIsNotHidden) {
     CpuDevice device;
     const Model model = make_model(s.model);
     Trainer trainer(model, device, comm, trainer_options(s));
-    const Batch batch = make_batch(device.memory, s, comm.rank(), 2, 0, 0);
+    const Batch batch = make_batch(device, s, comm.rank(), 2, 0, 0);
     EXPECT_LT(trainer.step({&batch, 1}).hidden_seconds, 20e-3);  // of three blocks that wait
   });
 }
@@ -109,7 +109,7 @@ TEST(Shadow, NothingIsHiddenWhereNothingIsRerun) {
     CpuDevice device;
     const Model model = make_model(s.model);
     Trainer trainer(model, device, comm, trainer_options(s));
-    const Batch batch = make_batch(device.memory, s, comm.rank(), 2, 0, 0);
+    const Batch batch = make_batch(device, s, comm.rank(), 2, 0, 0);
     EXPECT_EQ(trainer.step({&batch, 1}).hidden_seconds, 0);
   });
 }

@@ -14,6 +14,7 @@
 
 #include "launcher/trainer.h"
 #include "model/registry.h"
+#include "tensor/host_view.h"
 
 namespace regather::testing {
 
@@ -70,21 +71,27 @@ inline std::int32_t token_at(std::uint64_t step, std::uint64_t sequence, std::ui
   return static_cast<std::int32_t>(mix(mix(mix(7, step), sequence), t) % static_cast<std::uint64_t>(vocab));
 }
 
-inline Batch make_batch(Allocator& memory, const RunSetup& s, int rank, int world, int step, int m) {
+inline Batch make_batch(Device& device, const RunSetup& s, int rank, int world, int step, int m) {
   const BatchGrid grid{world, s.micro_batch, s.plan.micro_batches};
   Batch batch;
   batch.first_sequence = grid.first_sequence(rank, m);
-  batch.tokens = Tensor(memory, {s.micro_batch, s.sequence}, Tag::Workspace, DType::I32);
-  batch.targets = Tensor(memory, {s.micro_batch, s.sequence}, Tag::Workspace, DType::I32);
-  for (std::int64_t b = 0; !memory.meta() && b < s.micro_batch; ++b)
-    for (std::int64_t t = 0; t < s.sequence; ++t) {
-      const auto sequence = static_cast<std::uint64_t>(batch.first_sequence + b);
-      const auto at = [&](std::int64_t i) {
-        return token_at(static_cast<std::uint64_t>(step), sequence, static_cast<std::uint64_t>(i), s.model.vocab);
-      };
-      batch.tokens.fresh<std::int32_t>()[b * s.sequence + t] = at(t);
-      batch.targets.fresh<std::int32_t>()[b * s.sequence + t] = !s.counted || s.counted(sequence, t) ? at(t + 1) : -1;
-    }
+  const auto make = [&](const auto& token) {  // (sequence, t)
+    Tensor tokens(device.memory, {s.micro_batch, s.sequence}, Tag::Workspace, DType::I32);
+    write_from_host(device, tokens.fresh<std::int32_t>(), tokens.numel(), [&](std::int32_t* to) {
+      for (std::int64_t b = 0; b < s.micro_batch; ++b)
+        for (std::int64_t t = 0; t < s.sequence; ++t)
+          *to++ = token(static_cast<std::uint64_t>(batch.first_sequence + b), t);
+    });
+    return tokens;
+  };
+  const auto at = [&](std::uint64_t sequence, std::int64_t t) {
+    return token_at(static_cast<std::uint64_t>(step), sequence, static_cast<std::uint64_t>(t), s.model.vocab);
+  };
+  batch.tokens = make(at);
+  batch.targets = make([&](std::uint64_t sequence, std::int64_t t) {
+    return !s.counted || s.counted(sequence, t) ? at(sequence, t + 1) : -1;
+  });
+  if (!s.counted) batch.counted = batch.targets.numel();
   return batch;
 }
 
@@ -131,7 +138,7 @@ inline void run_rank(const RunSetup& s, const Model& model, Communicator& comm, 
   for (int step = 0; step < s.steps; ++step) {
     std::vector<Batch> batches;
     for (int m = 0; m < s.plan.micro_batches; ++m)
-      batches.push_back(make_batch(device.memory, s, comm.rank(), comm.size(), s.same_batch ? 0 : step, m));
+      batches.push_back(make_batch(device, s, comm.rank(), comm.size(), s.same_batch ? 0 : step, m));
     if (std::ranges::find(s.evaluate_before, step) != s.evaluate_before.end()) {
       const double loss = trainer.evaluate(std::span(batches).first(1)).loss;
       if (first) result.evaluations.push_back(loss);

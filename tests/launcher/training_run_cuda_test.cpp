@@ -4,12 +4,17 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "launcher/adapter_file.h"
+#include "launcher/calibrate.h"
 #include "launcher/check.h"
+#include "launcher/compare_measure.h"
+#include "launcher/fit.h"
+#include "launcher/plan.h"
 #include "tensor/gpu_room.h"
 #include "tests/cuda_emu/machine.h"
 #include "tests/dist/cuda_ranks.h"
@@ -166,6 +171,105 @@ TEST(TrainingRunOnCuda, RanksTrainAsOnACpuWithAGpuEachOrSharingOne) {
     expect_planned_memory(cuda.summary);
     EXPECT_EQ(cuda.summary["world"], 2);
   }
+}
+
+// ---- bf16, and the other commands --------------------------------------------------------------------------------
+
+constexpr std::string_view kSmall[] = {"model.layers=2", "model.dropout=0.1", "train.accumulation=1",
+                                       "precision.compute=bf16"};
+
+void refused(const Error& e, ErrorOrigin, const LaunchPlace&) { ADD_FAILURE() << e.what(); }
+
+TEST(TrainingRunOnCuda, InBf16FollowsFp32InTheMemoryThatWasPlanned) {
+  const TemporaryFolder folder;
+  const Ran fp32 = run(config_of(folder.path(), kGpt2, "cpu"));
+  Config config = config_of(folder.path(), kGpt2, "cuda");
+  config.precision.compute = PrecisionConfig::Type::Bf16;
+  const Ran bf16 = run_on_cuda(config);
+  expect_near(bf16.summary["loss"], fp32.summary["loss"], 0.02);
+  expect_near(bf16.summary["grad_norm"], fp32.summary["grad_norm"], 0.05);
+  EXPECT_NE(bf16.summary["loss"], fp32.summary["loss"]);
+  expect_planned_memory(bf16.summary);
+  EXPECT_LT(bf16.summary["memory_bytes"]["peak_of"]["activations"].get<std::int64_t>(),
+            fp32.summary["memory_bytes"]["peak_of"]["activations"].get<std::int64_t>());
+}
+
+// `none` among them keeps everything; the others recompute, and two move values to the host.
+TEST(TrainingRunOnCuda, InBf16EveryPolicyIsComparedAsTheSameBits) {
+  const TemporaryFolder folder;
+  Config config = config_of(folder.path(), kSmall, "cuda");
+  const CompareOptions options{.policies = {"none", "full", "selective"}, .steps = 1, .rounds = 1};
+  {
+    const cuda_emu::Machine machine({.devices = 1, .guarded = false});
+    EXPECT_EQ(run_compare(config, options, refused), 0);
+    EXPECT_EQ(machine.findings(), std::vector<std::string>{});
+  }
+  const Json compared = Json::parse(contents(std::filesystem::path(config.output) / "compare.json"));
+  EXPECT_EQ(compared["policies"].size(), 3U);
+
+  config.activation_checkpointing.offload.marks = {"all"};
+  config.communication.backend = "nccl";
+  cuda_emu::Machine machine({.devices = 2, .guarded = false});
+  run_cuda_ranks(machine, 2, {}, make_nccl_transport, [&](Communicator& comm, CudaDevice&) {
+    const Comparison c =
+        PolicyMeasurement(config, {.policies = {"none", "full"}, .steps = 1, .rounds = 1}, comm, [](auto) {}).run();
+    EXPECT_TRUE(holds(c));
+    for (const PolicyResult& p : c.policies) {
+      EXPECT_TRUE(p.ran() && p.identical) << p.policy << " " << p.refused;
+      EXPECT_EQ(p.measured.total, p.planned.total) << p.policy;
+      EXPECT_EQ(p.measured.at_peak, p.planned.at_peak) << p.policy;
+      EXPECT_EQ(p.tokens, 2 * 2 * 9);
+    }
+    EXPECT_LT(
+        c.policies[1].measured.peak_of[index(Tag::Activations)],
+        c.policies[0].measured.peak_of[index(Tag::Host)] + c.policies[0].measured.peak_of[index(Tag::Activations)]);
+  });
+  EXPECT_EQ(machine.findings(), std::vector<std::string>{});
+}
+
+TEST(TrainingRunOnCuda, TheLongestSequenceThatFitsIsTrainedInThePlannedMemory) {
+  const TemporaryFolder folder;
+  const Config config = config_of(folder.path(), kSmall, "cuda");
+  FitOptions options{.policies = {"full"}, .json_file = (folder.path() / "fit.json").string()};
+  options.memory = forecast_step(config, make_model(config.model), 0, 1).peak;
+  const cuda_emu::Machine machine({.devices = 1, .guarded = false});
+  EXPECT_EQ(run_fit(config, options, refused), 0);
+  EXPECT_EQ(machine.findings(), std::vector<std::string>{});
+  const Json fitted = Json::parse(contents(options.json_file))["policies"][0];
+  for (const char* what : {"sequence", "micro_batch"}) {
+    EXPECT_TRUE(fitted[what]["confirmed"].get<bool>()) << fitted;
+    EXPECT_EQ(fitted[what]["measured_bytes"], fitted[what]["planned_bytes"]);
+    EXPECT_GE(fitted[what]["largest"].get<int>(), what[0] == 's' ? 9 : 2);
+  }
+}
+
+TEST(TrainingRunOnCuda, WhatOperationsCostIsMeasuredOnTheGpuAndPlannedWith) {
+  const TemporaryFolder folder;
+  ::setenv("XDG_CACHE_HOME", folder.path().c_str(), 1);
+  Config config = config_of(folder.path(), kSmall, "cuda");
+  PlanOptions options{.world = 1, .calibrate = true, .json_file = (folder.path() / "plan.json").string()};
+  {
+    const cuda_emu::Machine machine({.devices = 1, .guarded = false});
+    EXPECT_EQ(run_plan(config, options, refused), 0);
+    EXPECT_EQ(machine.findings(), std::vector<std::string>{});
+    const Json measured = Json::parse(contents(options.json_file));
+    EXPECT_TRUE(plan_text(config, options).find("emulated GPU") != std::string::npos);
+    const Json planned = Json::parse(contents(options.json_file));
+    EXPECT_TRUE(measured["step_seconds"]["calibrated"].get<bool>());
+    EXPECT_EQ(planned["step_seconds"], measured["step_seconds"]);
+    EXPECT_EQ(planned["memory_bytes"]["peak"], forecast_step(config, make_model(config.model), 0, 1).peak);
+  }
+  config.communication.backend = "nccl";
+  cuda_emu::Machine machine({.devices = 2, .guarded = false});
+  std::array<std::string, 2> costs;
+  run_cuda_ranks(machine, 2, {}, make_nccl_transport, [&](Communicator& comm, CudaDevice&) {
+    const CostModel model = calibrate(config, comm);
+    EXPECT_TRUE(model.measured());
+    costs[static_cast<std::size_t>(comm.rank())] = model.to_json({});
+  });
+  EXPECT_EQ(machine.findings(), std::vector<std::string>{});
+  EXPECT_EQ(costs[0], costs[1]);
+  ::unsetenv("XDG_CACHE_HOME");
 }
 
 TEST(TrainingRunOnCuda, ALimitBelowThePlanIsRefusedBeforeAnythingIsTrained) {

@@ -147,7 +147,7 @@ std::string failure_with_another_gather(const RunSetup& s, Pass pass, int execut
         comm.all_gather({&buffer, 1}, {"block", pass}).wait();
       });
       Trainer trainer(model, device, comm, trainer_options(s));
-      act(trainer, make_batch(device.memory, s, comm.rank(), 2, 0, 0));
+      act(trainer, make_batch(device, s, comm.rank(), 2, 0, 0));
     });
   } catch (const Error& e) {
     return e.what();
@@ -178,7 +178,7 @@ TEST(Volume, AnEvaluationGathersWhatEachPartUsesOnceABatch) {
         CpuDevice device;
         Trainer trainer(model, device, comm, trainer_options(s));
         std::vector<Batch> batches;
-        for (int m = 0; m < 3; ++m) batches.push_back(make_batch(device.memory, s, comm.rank(), world, 0, m));
+        for (int m = 0; m < 3; ++m) batches.push_back(make_batch(device, s, comm.rank(), world, 0, m));
         EXPECT_TRUE(trainer.evaluate(batches).audit.empty());
         const std::int64_t times = strategy == Strategy::Full ? 3 : 0;
         const auto gathers = [&](std::string_view unit) {
@@ -243,7 +243,7 @@ TEST(Stopping, IsAgreedOnByAllRanksWithinTheStepOrEvaluationInWhichOneIsAsked) {
     TrainerOptions options = trainer_options(s);
     options.stop_asked = [&] { return asked; };
     Trainer trainer(model, device, comm, options);
-    const Batch batch = make_batch(device.memory, s, comm.rank(), 3, 0, 0);
+    const Batch batch = make_batch(device, s, comm.rank(), 3, 0, 0);
     trainer.step({&batch, 1});
     EXPECT_FALSE(trainer.stop_asked());
     asked = comm.rank() == 1;

@@ -105,8 +105,13 @@ TEST_F(CudaDevices, sum_and_count_as_the_cpu_does) {
   EXPECT_EQ(device.gpu()->count_nonfinite(buffer.data<float>(), 5000), 2);
   EXPECT_EQ(device.gpu()->count_nonfinite(buffer.data<float>() + 1, 4998), 1);
   x[17] = x[4999] = 1;
-  EXPECT_NEAR(device.gpu()->sum_of_squares(on_device(device, x).data<float>(), 5000), sum_of_squares(x.data(), 5000),
-              1e-9 * 5000);
+  const Buffer squared = on_device(device, x);
+  std::vector<std::span<const float>> arrays;  // more than there is room for the sums of
+  for (std::size_t i = 0; i < 700; ++i) arrays.emplace_back(squared.data<float>() + i, i % 3 == 0 ? 5000 - i : 1);
+  const std::vector<double> sums = sums_of_squares(device, arrays);
+  ASSERT_EQ(sums.size(), arrays.size());
+  for (std::size_t i = 0; i < sums.size(); ++i)
+    EXPECT_NEAR(sums[i], sum_of_squares(x.data() + i, std::ssize(arrays[i])), 1e-9 * 5000) << i;
 }
 
 TEST_F(CudaDevices, step_the_optimizer_as_the_cpu_does) {
