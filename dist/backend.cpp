@@ -11,7 +11,7 @@ constexpr Backend kBackends[] = {
     {"mpi", Backend::Ranks::Processes, Backend::Moves::Host, make_mpi_communicator},
     {"sim", Backend::Ranks::Threads, Backend::Moves::Host, nullptr},
     {"nccl", Backend::Ranks::Processes, Backend::Moves::Gpu, make_nccl_communicator},
-    {"staged", Backend::Ranks::Processes, Backend::Moves::SharedGpu, make_staged_communicator},
+    {"staged", Backend::Ranks::Processes, Backend::Moves::Gpu, make_staged_communicator},
 };
 
 }  // namespace

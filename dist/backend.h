@@ -11,7 +11,7 @@ namespace regather {
 
 struct Backend {
   enum class Ranks { Processes, Threads };
-  enum class Moves { Host, Gpu, SharedGpu };  // memory of the host, of a GPU a rank, of GPUs that ranks may share
+  enum class Moves { Host, Gpu };  // whose memory
   std::string_view name;
   Ranks ranks;
   Moves moves;

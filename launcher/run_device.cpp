@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
-#include "dist/backend.h"
 #include "launcher/machine.h"
 #include "tensor/gpu_room.h"
 
@@ -40,26 +38,9 @@ std::vector<SeenGpus> seen_by_ranks(Communicator& comm) {
   return seen;
 }
 
-[[noreturn]] void refuse_too_few(std::span<const SeenGpus> of_ranks, const std::string& host) {
-  std::set<std::string> gpus;
-  std::int64_t ranks = 0;
-  for (const SeenGpus& seen : of_ranks) {
-    if (seen.host != host) continue;
-    ++ranks;
-    gpus.insert(seen.ids.begin(), seen.ids.end());
-  }
-  throw UsageError(
-      fmt::format("device: value cuda, but the {} rank{} on {} see{} {} GPU{}, and each needs one of its own; allowed: "
-                  "at most {} rank{} there, or communication.backend staged, which lets ranks share a GPU",
-                  ranks, ranks == 1 ? "" : "s", host, ranks == 1 ? "s" : "", gpus.size(), gpus.size() == 1 ? "" : "s",
-                  gpus.size(), gpus.size() == 1 ? "" : "s"));
-}
-
-RunDevice make_gpu(const Config& config, Communicator& comm, std::int64_t limit) {
+RunDevice make_gpu(Communicator& comm, std::int64_t limit) {
   const std::vector<SeenGpus> seen = seen_by_ranks(comm);
-  const Backend& backend = find_backend(config.communication.backend);
-  const bool shared = comm.size() == 1 || backend.moves == Backend::Moves::SharedGpu;
-  const std::vector<int> taken = choose_gpus(seen, shared ? GpuUse::Shared : GpuUse::OneRank);
+  const std::vector<int> taken = choose_gpus(seen);
   const auto me = static_cast<std::size_t>(comm.rank());
   const GpuInfo gpu = cuda_gpus().at(static_cast<std::size_t>(taken[me]));
   RunDevice run;
@@ -87,7 +68,7 @@ RunDevice make_cpu(Communicator& comm, std::int64_t limit) {
 }  // namespace
 
 RunDevice make_run_device(const Config& config, Communicator& comm, std::int64_t limit) {
-  return config.device == Config::Device::Cuda ? make_gpu(config, comm, limit) : make_cpu(comm, limit);
+  return config.device == Config::Device::Cuda ? make_gpu(comm, limit) : make_cpu(comm, limit);
 }
 
 RunDevice take_run_device(const Config& config, Communicator& comm, std::int64_t limit) {
@@ -97,13 +78,12 @@ RunDevice take_run_device(const Config& config, Communicator& comm, std::int64_t
   return run;
 }
 
-std::vector<int> choose_gpus(std::span<const SeenGpus> of_ranks, GpuUse use) {
+std::vector<int> choose_gpus(std::span<const SeenGpus> of_ranks) {
   std::map<std::string, int> ranks_of;  // by the GPU's id
   std::vector<int> taken;
   for (const SeenGpus& seen : of_ranks) {
     const auto least = std::ranges::min_element(seen.ids, {}, [&](const std::string& id) { return ranks_of[id]; });
-    if (least == seen.ids.end() || (use == GpuUse::OneRank && ranks_of[*least] > 0))
-      refuse_too_few(of_ranks, seen.host);
+    check(least != seen.ids.end(), "a rank on {} that sees no GPU", seen.host);
     ++ranks_of[*least];
     taken.push_back(static_cast<int>(least - seen.ids.begin()));
   }

@@ -33,10 +33,9 @@ struct SeenGpus {
   std::string host;
   std::vector<std::string> ids;
 };
-enum class GpuUse { OneRank, Shared };
-// By rank, the number of the GPU that it takes: the first it sees that no rank before it has; where GPUs are shared,
-// the first of those that the fewest have. Throws UsageError where a rank finds none.
-std::vector<int> choose_gpus(std::span<const SeenGpus> of_ranks, GpuUse use);
+// By rank, the number of the GPU that it takes: of those it sees, each at least one, the first that the fewest ranks
+// before it have. Whether ranks may share one, the communicator says.
+std::vector<int> choose_gpus(std::span<const SeenGpus> of_ranks);
 
 // What a step holds that its device takes by itself, for a run without storage.
 std::vector<Buffer> room_of_device(const Config& config, Allocator& memory);

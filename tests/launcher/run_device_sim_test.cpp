@@ -5,34 +5,21 @@
 namespace regather::testing {
 namespace {
 
-std::string refusal(std::span<const SeenGpus> seen, GpuUse use) {
-  try {
-    choose_gpus(seen, use);
-  } catch (const UsageError& e) {
-    return e.what();
-  }
-  return "accepted";
-}
-
 TEST(RunDevice, RanksOfAMachineThatSeeTheSameGpusTakeOneEach) {
   const SeenGpus first{"node1", {"a", "b"}}, second{"node2", {"c", "d"}};
   const SeenGpus mixed[] = {first, second, first, second};  // ranks are not placed machine by machine
-  EXPECT_EQ(choose_gpus(mixed, GpuUse::OneRank), (std::vector{0, 0, 1, 1}));
+  EXPECT_EQ(choose_gpus(mixed), (std::vector{0, 0, 1, 1}));
 }
 
 TEST(RunDevice, ALauncherMayShowEachRankItsOwnGpu) {
   const SeenGpus own[] = {{"node1", {"a"}}, {"node1", {"b"}}, {"node1", {"c", "a"}}};
-  EXPECT_EQ(choose_gpus(own, GpuUse::OneRank), (std::vector{0, 0, 0}));
+  EXPECT_EQ(choose_gpus(own), (std::vector{0, 0, 0}));
 }
 
-TEST(RunDevice, MoreRanksThanGpusAreRefusedOrShareThemEvenly) {
+TEST(RunDevice, MoreRanksThanGpusShareThemEvenly) {
   const SeenGpus there{"node1", {"a"}}, here{"node2", {"b", "c"}};
   const SeenGpus seen[] = {there, here, here, here, here};
-  EXPECT_EQ(
-      refusal(seen, GpuUse::OneRank),
-      "device: value cuda, but the 4 ranks on node2 see 2 GPUs, and each needs one of its own; allowed: at most 2 "
-      "ranks there, or communication.backend staged, which lets ranks share a GPU");
-  EXPECT_EQ(choose_gpus(seen, GpuUse::Shared), (std::vector{0, 0, 1, 0, 1}));
+  EXPECT_EQ(choose_gpus(seen), (std::vector{0, 0, 1, 0, 1}));
 }
 
 TEST(RunDevice, RanksOfACpuShareTheMachinesMemory) {
