@@ -50,6 +50,8 @@ class DryPart {
     y.clear();  // it is the next block's input
     set.activations.kept = memory.live(Tag::Activations) - activations;
     set.all.kept = set.activations.kept;
+    for (const Tape::ValueReport& v : tape.report())
+      if (v.marked && v.state == ValueState::Kept) set.keep.push_back(v.name);
     Recorder recorder;
     device_.recorder = &recorder;
     memory.restart_peaks();
@@ -192,24 +194,19 @@ void find_movable(DryPart& block, KeepSet& set) {
 BlockKeepSets search(DryPart& block, const std::vector<std::string>& marks, Order order, const Price& price,
                      Movable movable) {
   BlockKeepSets found;
-  const auto run = [&](const SavePlan& plan, std::vector<std::string> keep) {
-    KeepSet set = block.run(plan, price);
-    set.keep = std::move(keep);
-    return set;
-  };
   const std::vector<std::string> useful = useful_marks(block, marks, price);
   std::vector<KeepSet> all;
   for (std::size_t bits = 0; bits < std::size_t{1} << useful.size(); ++bits) {
     std::vector<std::string> keep;
     for (std::size_t i = 0; i < useful.size(); ++i)
       if ((bits >> i) & 1U) keep.push_back(useful[i]);
-    all.push_back(run(plan_that_keeps(keep, marks, Placement::Keep, order), keep));
+    all.push_back(block.run(plan_that_keeps(keep, marks, Placement::Keep, order), price));
   }
-  found.nothing = run(plan_that_keeps({}, marks, Placement::Drop, order), {});
+  found.nothing = block.run(plan_that_keeps({}, marks, Placement::Drop, order), price);
   all.push_back(found.nothing);
   SavePlan costly = keep_costly();
   costly.order = order;
-  found.whole = run(costly, marks);
+  found.whole = block.run(costly, price);
   std::erase_if(all, [&](const KeepSet& set) { return set.activations.kept > found.whole.activations.kept; });
   all.push_back(found.whole);
   // Fewer bytes first, then less time, then fewer marks: a set beats those behind it that are no better in anything.

@@ -19,7 +19,7 @@ struct BlockBytes {
 
 struct KeepSet {
   SavePlan plan{};
-  std::vector<std::string> keep{};  // its marks; empty: only the input
+  std::vector<std::string> keep{};  // marks of what waits for backward; empty: only the input
   BlockBytes activations{}, all{};  // of the kind Activations; of every kind
   double seconds = 0, flops = 0;    // that its backward runs again
   // What of it may wait in host memory: "input" or a mark, and the bytes that then leave the device. Asked for only.

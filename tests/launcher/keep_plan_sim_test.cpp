@@ -301,6 +301,8 @@ TEST(KeepSets, RunFromTheInputAloneToEverything) {
     EXPECT_EQ(of_block.nothing.activations.kept, input);
     EXPECT_EQ(of_block.sets.front().activations.kept, input);
     EXPECT_LT(of_block.whole.flops, of_block.nothing.flops);
+    EXPECT_EQ(of_block.whole.keep, (std::vector<std::string>{"attn.qkv", "attn.core", "mid", "mlp.up"}));
+    EXPECT_TRUE(of_block.nothing.keep.empty());
     EXPECT_TRUE(std::ranges::any_of(of_block.sets, [&](const KeepSet& set) {
       return set.flops <= of_block.whole.flops && set.activations.kept == of_block.whole.activations.kept;
     }));
