@@ -1,4 +1,11 @@
-// In place of the emulator where tests run on a GPU: a machine that finds nothing, whose threads run as they run.
+// In place of the emulator where tests run on a GPU: a machine that finds nothing, whose threads run as they run; and a
+// program that, where there is no GPU, says so in one line and ends with exit code 2.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+
+#include "tensor/device.h"
+#include "tensor/error.h"
 #include "tests/cuda_emu/machine.h"
 
 namespace cuda_emu {
@@ -12,3 +19,14 @@ Machine::~Machine() = default;
 const std::vector<std::string>& Machine::findings() const { return state_->findings; }
 
 }  // namespace cuda_emu
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  try {
+    if (!::testing::FLAGS_gtest_list_tests) regather::cuda_gpus();
+  } catch (const regather::UsageError& e) {
+    std::fprintf(stderr, "gpu_tests: %s\n", e.what());
+    return static_cast<int>(e.code());
+  }
+  return RUN_ALL_TESTS();
+}
