@@ -13,8 +13,7 @@ namespace cuda_emu {
 namespace {
 
 constexpr std::size_t kReserved = std::size_t{64} << 30, kUnit = 256, kPage = 4096;
-constexpr int kNaN = 0xff;                                 // in every byte: a NaN in every float type
-constexpr std::size_t kMostFilled = std::size_t{1} << 20;  // of a block; large ones would cost more time than they tell
+constexpr int kNaN = 0xff;  // in every byte: a NaN in every float type
 
 std::size_t rounded(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 

@@ -9,7 +9,7 @@ using examples::add_one;
 
 class Memory : public ::testing::Test {
  protected:
-  Machine machine{{.capacity = 4096}};
+  Machine machine{{.seed = 1, .capacity = 4096}};  // nothing runs before the host waits
   cudaStream_t stream = new_stream();
 };
 
@@ -50,6 +50,14 @@ TEST_F(Memory, a_copy_past_the_end_of_pinned_memory_is_found) {
   EXPECT_EQ(cudaMemcpyAsync(host + 3, x, 8, cudaMemcpyDeviceToHost, stream), cudaErrorInvalidValue);
   expect_findings(machine, {"copy host to device, source: out of bounds: 20 bytes at offset 0 of 16 bytes of pinned",
                             "copy device to host, target: out of bounds: 8 bytes at offset 12 of 16 bytes of pinned"});
+}
+
+TEST_F(Memory, pinned_memory_freed_before_its_copy_is_found) {
+  float *x = on_device(4), *host = counting(4);
+  upload(x, host, 4, stream);
+  ok(cudaFreeHost(host));
+  cudaStreamSynchronize(stream);
+  expect_findings(machine, {"copy host to device: use after free of pinned memory"});
 }
 
 TEST_F(Memory, freed_in_stream_order_it_is_usable_before_and_not_after) {

@@ -34,6 +34,11 @@ void free_block(void* data) {
   state().report("free of a pointer that was not allocated");
 }
 
+// What is done to all of a block.
+void will_write_all(void* data, std::size_t bytes) {
+  cuda_emu::will_write(data, std::min(bytes, cuda_emu::DeviceMemory::kMostFilled));
+}
+
 cudaError_t allocate(void** data, std::size_t bytes, int device) {
   *data = memory_of(device).allocate(bytes);
   if (!*data) return failed(cudaErrorMemoryAllocation);
@@ -163,14 +168,14 @@ API cudaMallocAsync(void** data, std::size_t bytes, cudaStream_t stream) {
   const cudaError_t result = allocate(data, bytes, stream->device);
   if (result == cudaSuccess)
     state().enqueue(stream, __func__, [block = *data, bytes, device = stream->device] {
-      cuda_emu::will_write(block, bytes);
+      will_write_all(block, bytes);
       memory_of(device).fill(block);
     });
   return result;
 }
 API cudaFreeAsync(void* data, cudaStream_t stream) {
   state().enqueue(stream, __func__, [data, &memory = memory_of(stream->device)] {
-    cuda_emu::will_write(data, memory.size_of(data));
+    will_write_all(data, memory.size_of(data));
     free_block(data);
   });
   return cudaSuccess;
@@ -217,6 +222,7 @@ API cudaFreeHost(void* data) {
 API cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   cuda_emu::State& s = state();
   const bool to_device = s.on_device(to), from_device = s.on_device(from);
+  const bool to_pinned = s.is_pinned(to), from_pinned = s.is_pinned(from);
   const cudaMemcpyKind actual = to_device ? (from_device ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice)
                                           : (from_device ? cudaMemcpyDeviceToHost : cudaMemcpyHostToHost);
   const std::string name = actual == cudaMemcpyDeviceToDevice ? "device to device"
@@ -227,7 +233,7 @@ API cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKin
     s.report(fmt::format("copy of {} bytes is {}, which is not what was asked for", bytes, name));
     return failed(cudaErrorInvalidMemcpyDirection);
   }
-  if ((!to_device && !s.is_pinned(to)) || (!from_device && !s.is_pinned(from)))
+  if ((!to_device && !to_pinned) || (!from_device && !from_pinned))
     s.report(
         fmt::format("copy {} of {} bytes with memory that is not pinned: it would wait for the device", name, bytes));
   for (const void* end : {static_cast<const void*>(to), from})
@@ -237,6 +243,8 @@ API cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKin
     }
   s.enqueue(stream, "copy " + name, [=, &s] {
     if (!s.check(to, bytes, "copy " + name + ", target") || !s.check(from, bytes, "copy " + name + ", source")) return;
+    if ((to_pinned && !s.is_pinned(to)) || (from_pinned && !s.is_pinned(from)))
+      return s.report("copy " + name + ": use after free of pinned memory");
     cuda_emu::will_read(from, bytes);
     cuda_emu::will_write(to, bytes);
     std::memcpy(to, from, bytes);

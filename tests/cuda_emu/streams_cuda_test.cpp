@@ -24,11 +24,10 @@ void expect_right(F right) {
 template <class F>
 void expect_wrong(F right) {
   if (kSeesRaces) {
-    for (int seed = 0; seed < 2; ++seed)
-      expect_race([&] {
-        const Machine machine({.seed = static_cast<std::uint64_t>(seed)});
-        right();
-      });
+    expect_race([&] {
+      const Machine machine({.seed = 1});
+      right();
+    });
     return;
   }
   int wrong = 0;

@@ -60,11 +60,13 @@ std::uint16_t bf16_bits(float x) {
 }
 
 void warp_multiply(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], Place place) {
+  const Unseen unseen;
   Operands mine{c, a, b};
   Grid::running().as_one_warp(&mine, multiply, place);
 }
 
 void warp_load_matrices(std::uint32_t (&r)[4], const void* row, Transposed transposed, Place place) {
+  const Unseen unseen;
   Grid& grid = Grid::running();
   grid.check_shared(row, 16, place);
   will_read(row, 16);
