@@ -32,8 +32,8 @@ Offloaded::Offloaded(Offloader& offloader, Tensor value)
   Device& device = offloader.device_;
   value_ = std::move(value);
   state_ = State::Leaving;
-  device.wait(Stream::ToHost, device.record(Stream::Compute));  // what writes the value was enqueued before
-  device.wait(Stream::ToHost, room_.free);                      // the value that was here before has been read
+  // What writes the value was enqueued before; and compute waited for the last copy of who had this room before.
+  device.wait(Stream::ToHost, device.record(Stream::Compute));
   device.copy(Stream::ToHost, room_.memory.data(), value_.data<void>(), value_.bytes());
   stored_ = device.record(Stream::ToHost);
   room_.free = stored_;
@@ -71,8 +71,8 @@ void Offloaded::fetch() {
   Device& device = offloader_->device_;
   value_ = Tensor(device.memory, shape_, Tag::Activations, dtype_);
   state_ = State::Coming;
-  device.wait(Stream::ToDevice, device.record(Stream::Compute));  // this memory may still be read by what was enqueued
-  device.wait(Stream::ToDevice, stored_);
+  // This memory may still be read by what was enqueued; and compute waited for the copy that it left with.
+  device.wait(Stream::ToDevice, device.record(Stream::Compute));
   device.copy(Stream::ToDevice, value_.fresh<void>(), room_.memory.data(), value_.bytes());
   fetched_ = device.record(Stream::ToDevice);
   room_.free = fetched_;

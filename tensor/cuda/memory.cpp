@@ -32,8 +32,7 @@ CudaMemory::~CudaMemory() {
     static_cast<void>(cudaFreeHost(block.data));
   }
   for (const auto& [bytes, data] : idle_) static_cast<void>(cudaFreeHost(data));
-  static_cast<void>(cudaStreamSynchronize((*streams_)[Stream::Compute]));
-  if (pool_) static_cast<void>(cudaMemPoolDestroy(pool_));
+  if (pool_) static_cast<void>(cudaMemPoolDestroy(pool_));  // ends when what was freed before has been given back
 }
 
 void* CudaMemory::allocate(std::size_t bytes, Tag tag) {
