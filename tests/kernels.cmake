@@ -9,7 +9,11 @@ if(NOT REGATHER_SANITIZE)
     set_tests_properties(kernels.${isa}.symbols PROPERTIES LABELS unit)
   endforeach()
 endif()
-foreach(isa ${kernel_isas})
+set(tested_isas ${kernel_isas})
+if(REGATHER_SANITIZE)  # the same loops
+  set(tested_isas baseline)
+endif()
+foreach(isa ${tested_isas})
   add_test(NAME kernels.${isa}.operations COMMAND tensor_unit_tests --gtest_filter=*OpCases.equals*:*OpCases.gradients*:AdamW.*:Sgd.*:SumOfSquares.*:CountNonfinite.*)
   set_tests_properties(kernels.${isa}.operations PROPERTIES LABELS unit TIMEOUT 120 ENVIRONMENT "REGATHER_ISA=${isa};OMP_NUM_THREADS=1"
                        SKIP_REGULAR_EXPRESSION "REGATHER_ISA: \"[a-z0-9]+\" is not available here")

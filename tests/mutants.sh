@@ -34,9 +34,9 @@ tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/if (wanted.data.version() != 
 tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/!n->flows) continue;/false) continue;/|only what a gradient reaches goes backward
 tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (sibling.producer == v.producer .*$/;/|a mark places the unnamed outputs of its operation
 tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (v.uses == 0 \&\& v.producer >= 0) {/if (false) {/|what no backward will read is given back after forward
-tensor/offload.cpp|tensor_unit_tests|Offload*|s/offloader_->wait(stored_);/;/|device memory is given back after the copy
-tensor/offload.cpp|tensor_unit_tests|Offload*|s/offloader_->wait(room_.free);.*$/;/|a value that comes back is waited for
-tensor/offload.cpp|tensor_unit_tests|Offload*|s/offloader_->give_back(std::move(room_));/;/|host memory is used again
+tensor/offload.cpp|tensor_sim_tests|Offload*|s/offloader_->wait(stored_);/;/|device memory is given back after the copy
+tensor/offload.cpp|tensor_sim_tests|Offload*|s/offloader_->wait(room_.free);.*$/;/|a value that comes back is waited for
+tensor/offload.cpp|tensor_sim_tests|Offload*|s/offloader_->give_back(std::move(room_));/;/|host memory is used again
 ckpt/step_plan.cpp|ckpt_unit_tests|StepPlan*|s/if (t + ahead + ahead >= use) continue;//|what backward needs first is not moved
 ckpt/schedule.cpp|ckpt_unit_tests|Schedule*:Reductions*|s/first != last_segment \&\& b + 1 < end/b + 1 < end/|the last segment is not replayed
 ckpt/schedule.cpp|ckpt_unit_tests|Schedule*:Reductions*|s/b + 1 < end; ++b/b < end; ++b/|the last block of a segment is not replayed

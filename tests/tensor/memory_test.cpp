@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstring>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "tensor/arena.h"
@@ -329,21 +328,6 @@ TEST(Arena, SmallRequestsOverflowIntoTheRoomOfLargeOnes) {
     std::memset(parts.back(), 1, 30000);
   }
   for (void* part : parts) arena.release(part, 30000);
-}
-
-TEST(Allocator, SixtyFourRanksHaveOneEachInOneProcess) {
-  std::vector<std::jthread> ranks;
-  std::vector<std::unique_ptr<Allocator>> allocators;
-  for (int rank = 0; rank < 64; ++rank) {
-    allocators.push_back(std::make_unique<Allocator>());
-    ranks.emplace_back([&memory = *allocators.back(), rank] {
-      const Buffer buffer(memory, 100 * kKiB, Tag::Workspace);
-      std::memset(buffer.data(), rank, 100 * kKiB);
-      EXPECT_EQ(buffer.data<unsigned char>()[5000], rank);
-    });
-  }
-  ranks.clear();
-  for (const auto& memory : allocators) EXPECT_EQ(memory->live_total(), 0);
 }
 
 TEST(Buffer, MovesWithoutAllocatingAndFreesOnce) {
