@@ -25,7 +25,7 @@ for rank in profile["ranks"]:
     rows = rank["operations"]
     assert abs(sum(row["seconds"] for row in rows) - rank["seconds"]) < 1e-9
     assert {"forward", "recompute", "backward", "update", "copies", "communication", "waiting"} <= {row["part"] for row in rows}
-    assert all(0 < row["of_limit"] < 20 for row in rows if row["limit_seconds"] > 0), rows
+    assert all(row["of_limit"] > 0 for row in rows if row["limit_seconds"] > 0), rows
     assert rank["limits"]["flops_per_second"] > 0 and rank["limits"]["bytes_per_second"] > 0
 trace = load("profiled/trace.json")["traceEvents"]
 assert {event["pid"] for event in trace} == {0, 1}
