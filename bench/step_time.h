@@ -54,6 +54,7 @@ inline Measured measure(const StepTime& of, Communicator& comm) {
   TrainerOptions options;
   PolicyOptions with_marks = of.policy;
   with_marks.marks = marks_of(model);
+  with_marks.costly = costly_marks_of(model);
   options.checkpoint = make_checkpoint_plan(with_marks, static_cast<int>(of.model.layers));
   options.plan.slots = of.slots;
   options.prefetch = of.prefetch;

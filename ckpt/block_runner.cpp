@@ -13,6 +13,11 @@ SavePlan in_place(SavePlan plan) {
   return plan;
 }
 
+SavePlan in_order(SavePlan plan, Order order) {
+  plan.order = order;
+  return plan;
+}
+
 // While it lives, reruns know whether the gather that they run under is in flight.
 class Shadow {
  public:
@@ -83,7 +88,7 @@ Activations BlockRunner::forward(int micro_batch, Activations x, const RngKey& k
                         auto& tape = tapes_.at(static_cast<std::size_t>(micro_batch));
                         SavePlan plan = plan_;
                         if (keep == Keep::InPlace) plan = in_place(std::move(plan));
-                        if (keep == Keep::Everything) plan = {.cheap = Placement::Drop, .order = plan.order};
+                        if (keep == Keep::Costly) plan = in_order(keep_costly(), plan.order);
                         plan.verify = audit_;
                         tape = std::make_unique<Tape>(device_, std::move(plan), key, offloader_);
                         return record(*tape, std::move(x), view());

@@ -22,8 +22,9 @@ class BlockRunner {
 
   // Called when the units are acquired and before anything is computed: the time to start the next gather.
   using Acquired = std::function<void()>;
-  // InPlace: what the plan offloads stays on the device. Everything: this micro-batch's backward comes next.
-  enum class Keep { AsPlanned, InPlace, Everything };
+  // InPlace: what the plan offloads stays on the device. Costly, as policy none: this micro-batch's backward comes
+  // next.
+  enum class Keep { AsPlanned, InPlace, Costly };
 
   // (inputs) -> outputs.
   Activations forward(int micro_batch, Activations x, const RngKey& key, Keep keep, const Acquired& acquired);

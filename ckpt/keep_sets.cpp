@@ -20,8 +20,9 @@ Types types_of(const Activations& values) {
 // One part of a model on storage-less tensors, again and again under other plans.
 class DryPart {
  public:
-  DryPart(const Model& model, const Part& part, Types inputs, Device& device, DType compute)
-      : part_(part), inputs_(std::move(inputs)), device_(device) {
+  // wanted: whether gradients flow to what is before it.
+  DryPart(const Model& model, const Part& part, Types inputs, Device& device, DType compute, bool wanted)
+      : part_(part), inputs_(std::move(inputs)), device_(device), wanted_(wanted) {
     for (int unit : part.units) {
       const UnitSpec& spec = model.units.at(static_cast<std::size_t>(unit));
       sources_.push_back(std::make_unique<DescribedUnit>(spec, compute));
@@ -51,7 +52,8 @@ class DryPart {
     set.activations.kept = memory.live(Tag::Activations) - activations;
     set.all.kept = set.activations.kept;
     for (const Tape::ValueReport& v : tape.report())
-      if (v.marked && v.state == ValueState::Kept) set.keep.push_back(v.name);
+      if (v.marked && v.state == ValueState::Kept && std::ranges::find(set.keep, v.name) == set.keep.end())
+        set.keep.push_back(v.name);
     Recorder recorder;
     device_.recorder = &recorder;
     memory.restart_peaks();
@@ -117,7 +119,8 @@ class DryPart {
   }
   Activations forward(Tape& tape) {
     Activations x = make_inputs();
-    for (std::size_t i = 0; i < x.size(); ++i) x[i] = tape.input(std::move(x[i]), part_.block->differentiable(i));
+    for (std::size_t i = 0; i < x.size(); ++i)
+      x[i] = tape.input(std::move(x[i]), wanted_ && part_.block->differentiable(i));
     Run run{device_, params_, &tape};
     Activations y = part_.block->forward(run, x);
     x.clear();
@@ -128,6 +131,7 @@ class DryPart {
   const Part& part_;
   Types inputs_;
   Device& device_;
+  bool wanted_;
   std::vector<std::unique_ptr<DescribedUnit>> sources_;
   std::vector<std::unique_ptr<UnitGradients>> gradients_;
   ParamView params_;
@@ -135,10 +139,11 @@ class DryPart {
 };
 
 // Of `marks`, those in `keep` are kept and the others dropped. What has no mark is kept unless nothing is: it is small
-// (one number a head and token of an attention), and its operation would be run again for its sake alone.
+// (one number a head and token of an attention), and its operation would be run again for its sake alone; but for what
+// is cheap.
 SavePlan plan_that_keeps(const std::vector<std::string>& keep, const std::vector<std::string>& marks,
                          Placement unmarked, Order order) {
-  SavePlan plan{.unmarked = unmarked, .order = order};
+  SavePlan plan{.unmarked = unmarked, .cheap = Placement::Drop, .order = order};
   for (const std::string& mark : marks) plan.marks[mark] = Placement::Drop;
   for (const std::string& mark : keep) plan.marks[mark] = Placement::Keep;
   return plan;
@@ -256,11 +261,18 @@ std::vector<Move> moves_of(const KeepSet& set, std::int64_t hidden) {
 std::vector<BlockKeepSets> keep_sets(const Model& model, const Shape& tokens, Order order, const Price& price,
                                      Movable movable, DType compute) {
   CpuDevice device(Allocator::Mode::Meta);
-  Types types = DryPart(model, model.embedding, {{tokens, DType::I32}}, device, compute).outputs();
+  const auto trains = [&](const Part& part) {
+    return std::ranges::any_of(part.units, [&](int unit) {
+      return std::ranges::any_of(model.units[static_cast<std::size_t>(unit)].params, &ParamInfo::trainable);
+    });
+  };
+  Types types = DryPart(model, model.embedding, {{tokens, DType::I32}}, device, compute, false).outputs();
+  bool wanted = trains(model.embedding);
   std::vector<BlockKeepSets> all;
   std::map<std::string, std::size_t> known;  // what a block does -> where its sets are
   for (const Part& part : model.blocks) {
-    DryPart block(model, part, types, device, compute);
+    DryPart block(model, part, types, device, compute, wanted);
+    wanted = wanted || trains(part);
     const DryPart::Description d = block.describe();
     const auto [at, fresh] = known.try_emplace(d.work, all.size());
     all.push_back(fresh ? search(block, d.marks, order, price, movable) : all[at->second]);

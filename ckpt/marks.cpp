@@ -26,9 +26,21 @@ bool names(const std::string& name, const std::string& mark) {
   return std::ranges::any_of(level->patterns, [&](std::string_view p) { return !p.empty() && matches(p, mark); });
 }
 
+template <class Wanted>
+std::vector<Marks> marked(const std::vector<std::vector<Tape::ValueReport>>& blocks, Wanted wanted) {
+  std::vector<Marks> all;
+  for (const auto& values : blocks) {
+    Marks& marks = all.emplace_back();
+    for (const Tape::ValueReport& v : values)
+      if (v.marked && wanted(v) && std::ranges::find(marks, v.name) == marks.end()) marks.push_back(v.name);
+  }
+  return all;
+}
+
 }  // namespace
 
-std::vector<std::vector<Tape::ValueReport>> trace_blocks(const Model& model, const Shape& tokens) {
+std::vector<std::vector<Tape::ValueReport>> trace_blocks(const Model& model, const Shape& tokens,
+                                                         const SavePlan& plan) {
   CpuDevice device(Allocator::Mode::Meta);
   std::vector<DescribedUnit> sources;
   for (const UnitSpec& unit : model.units) sources.emplace_back(unit, DType::F32);
@@ -43,7 +55,7 @@ std::vector<std::vector<Tape::ValueReport>> trace_blocks(const Model& model, con
   std::vector<std::vector<Tape::ValueReport>> values;
   for (const Part& part : model.blocks) {
     const ParamView params = view(part);
-    Tape tape(device, keep_all());
+    Tape tape(device, plan);
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = tape.input(std::move(x[i]), part.block->differentiable(i));
     Run run{device, params, &tape};
     x = part.block->forward(run, x);
@@ -55,13 +67,12 @@ std::vector<std::vector<Tape::ValueReport>> trace_blocks(const Model& model, con
 }
 
 std::vector<Marks> marks_of(const Model& model, const Shape& tokens) {
-  std::vector<Marks> all;
-  for (const auto& values : trace_blocks(model, tokens)) {
-    Marks& marks = all.emplace_back();
-    for (const Tape::ValueReport& v : values)
-      if (v.marked && std::ranges::find(marks, v.name) == marks.end()) marks.push_back(v.name);
-  }
-  return all;
+  return marked(trace_blocks(model, tokens), [](const Tape::ValueReport&) { return true; });
+}
+
+std::vector<Marks> costly_marks_of(const Model& model, const Shape& tokens) {
+  return marked(trace_blocks(model, tokens, keep_costly()),
+                [](const Tape::ValueReport& v) { return v.state == ValueState::Kept; });
 }
 
 std::span<const MarkLevel> mark_levels() { return kLevels; }

@@ -15,9 +15,11 @@ using Marks = std::vector<std::string>;
 
 // What the forward of each block makes, in order, for tokens of this shape [B, T]: names, bytes (of fp32 elements),
 // flops.
-std::vector<std::vector<Tape::ValueReport>> trace_blocks(const Model& model, const Shape& tokens);
-// The marks of each block, in the order in which it makes them.
+std::vector<std::vector<Tape::ValueReport>> trace_blocks(const Model& model, const Shape& tokens,
+                                                         const SavePlan& plan = keep_all());
+// The marks of each block, in the order in which it makes them; and those of the values that policy none keeps.
 std::vector<Marks> marks_of(const Model& model, const Shape& tokens = {1, 1});
+std::vector<Marks> costly_marks_of(const Model& model, const Shape& tokens = {1, 1});
 
 // Levels: names for what is kept together. A level is a few patterns; a model needs to have one of them.
 struct MarkLevel {

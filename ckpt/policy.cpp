@@ -19,7 +19,8 @@ constexpr Policy kPolicies[] = {
 constexpr std::string_view kInput = "input";
 
 // Moves what the names stand for, where the block keeps it. Returns the names that stand for something kept here.
-std::vector<std::string> offload_names(SavePlan& block, const std::vector<std::string>& names, const Marks& marks) {
+std::vector<std::string> offload_names(SavePlan& block, const std::vector<std::string>& names, const Marks& marks,
+                                       const Marks& costly) {
   std::vector<std::string> moved;
   const auto move = [&](Placement& p, const std::string& name) {
     if (p != Placement::Keep) return;
@@ -36,7 +37,7 @@ std::vector<std::string> offload_names(SavePlan& block, const std::vector<std::s
       const auto at = block.marks.find(mark);
       if (at != block.marks.end())
         move(at->second, name);
-      else if (block.unmarked == Placement::Keep)
+      else if (block.unmarked == Placement::Keep && std::ranges::find(costly, mark) != costly.end())
         move(block.marks.emplace(mark, Placement::Keep).first->second, name);
     }
   }
@@ -51,8 +52,10 @@ void offload(CheckpointPlan& plan, const PolicyOptions& options) {
   std::vector<std::string> moved;
   for (int b = 0; b < blocks; ++b) {
     SavePlan all = plan.blocks[static_cast<std::size_t>(b)];
-    const auto found =
-        offload_names(all, o.names, options.marks.empty() ? Marks() : options.marks[static_cast<std::size_t>(b)]);
+    const auto of_block = [b](const std::vector<Marks>& of) {
+      return of.empty() ? Marks() : of[static_cast<std::size_t>(b)];
+    };
+    const auto found = offload_names(all, o.names, of_block(options.marks), of_block(options.costly));
     moved.insert(moved.end(), found.begin(), found.end());
     const auto share = [&](int n) { return std::floor(o.fraction * n + 1e-9); };
     if (b < candidates && share(b + 1) > share(b)) plan.blocks[static_cast<std::size_t>(b)] = std::move(all);

@@ -35,6 +35,7 @@ struct PolicyOptions {
   std::vector<int> layers{};  // indices from 0
   std::vector<KeepRule> keep{{.keep = {"attn.out"}}};
   std::vector<Marks> marks{};       // of each block (marks_of); for `keep` and `offload`
+  std::vector<Marks> costly{};      // of each block (costly_marks_of); for `offload`
   OffloadOptions offload{};         // no names: nothing is offloaded
   std::vector<SavePlan> planned{};  // budget: of each block
   std::optional<Order> order{};     // none: the policy's own choice
@@ -43,7 +44,7 @@ struct PolicyOptions {
 struct CheckpointPlan {
   std::vector<SavePlan> blocks;   // what each block keeps, by mark
   SegmentStarts segments;         // empty: every block input is kept
-  std::vector<int> checkpointed;  // blocks that rerun something, in order
+  std::vector<int> checkpointed;  // blocks that drop something costly, in order
   int offload_depth = 0;          // see StepPlanOptions; above 0 if a block offloads something
 };
 

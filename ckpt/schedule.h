@@ -16,7 +16,7 @@ struct Action {
   int micro_batch;
   bool keep_input = true;  // Forward and Replay of a block: does its input survive this action?
   bool keep_activations =
-      false;  // Forward of the last block: its backward comes before any other, so nothing is dropped
+      false;  // Forward of the last block: its backward comes before any other, so nothing costly is dropped
   bool operator==(const Action&) const = default;
 };
 

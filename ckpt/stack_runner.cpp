@@ -99,8 +99,8 @@ Ledger::Entries StackRunner::expected_of_evaluation(std::int64_t batches) const 
 void StackRunner::choose_audited(std::uint64_t step) {
   for (BlockRunner& block : blocks_) block.audit(false);
   const auto every = static_cast<std::uint64_t>(options_.audit_every);
-  if (every == 0 || (step + 1) % every != 0 || blocks_.size() < 2) return;
-  blocks_[(step / every) % (blocks_.size() - 1)].audit(true);  // the last block reruns only what is cheap
+  if (every == 0 || (step + 1) % every != 0) return;
+  blocks_[(step / every) % blocks_.size()].audit(true);  // the last one reruns what is cheap
 }
 
 void StackRunner::make_resident(const StepPlan::Entry& entry) {
@@ -176,7 +176,7 @@ void StackRunner::run(std::size_t t, std::span<const MicroBatch> batches, std::u
     on_loss(a.micro_batch, losses.at(0));
   } else if (a.pass == Pass::Forward) {
     if (a.part == kEmbedding) x = {batch.tokens};
-    const auto keep = a.keep_activations ? BlockRunner::Keep::Everything
+    const auto keep = a.keep_activations ? BlockRunner::Keep::Costly
                       : entry.offloads   ? BlockRunner::Keep::AsPlanned
                                          : BlockRunner::Keep::InPlace;
     x = part.forward(a.micro_batch, std::exchange(x, {}), key, keep, acquired);

@@ -208,8 +208,12 @@ CheckpointPlan checkpoint_plan(const Config& config) {
                        .keep_last = static_cast<int>(ac.offload.keep_last),
                        .fraction = ac.offload.fraction};
   }
-  if (ac.policy == "selective" || ac.offload.on())
-    options.marks = marks_of(make_model(config.model), {config.train.micro_batch, config.data.sequence});
+  if (ac.policy == "selective" || ac.offload.on()) {
+    const Model model = make_model(config.model);
+    const Shape tokens{config.train.micro_batch, config.data.sequence};
+    options.marks = marks_of(model, tokens);
+    options.costly = costly_marks_of(model, tokens);
+  }
   options.planned = ac.planned;
   options.order = checkpoint_order(config);
   return make_checkpoint_plan(options, static_cast<int>(config.model.layers));

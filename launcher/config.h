@@ -223,7 +223,7 @@ struct CheckpointingConfig {
         .also({"mode", "type", "enabled"});
     k.integer("every_n_layers", every_n_layers, between(1, 1 << 16),
               "every_n_layers: the 1st, (1+n)th, ... layers are checkpointed (indices 0, n, 2n, ...), the others keep "
-              "their activations")
+              "what none keeps")
         .also({"every_n", "selective_ac_option", "frequency"})
         .of_policy("every_n_layers");
     k.integer("segments", segments, between(0, 1 << 16), "segments: how many; 0: round(sqrt(layers))")

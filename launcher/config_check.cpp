@@ -141,6 +141,9 @@ void check_planned_offload(const Config& c, Rules& rules) {
       "value auto is planned by policy budget; activation_checkpointing.policy is {}; allowed: policy budget, or "
       "offload none, all, marks, or a list of names",
       a.policy);
+  rules.refuse_if(a.offload.on() && a.policy == "budget", {section + "offload.marks", section + "policy"},
+                  "value {} is not what policy budget planned with; allowed: none, or auto, which it plans",
+                  fmt::join(a.offload.marks, ", "));
   rules.refuse_if(a.offload.planned() && c.train.accumulation > 1 &&
                       c.train.accumulation_order == TrainConfig::AccumulationOrder::LayerMajor,
                   {section + "offload.marks", "train.accumulation_order"},

@@ -14,7 +14,7 @@ constexpr std::size_t kListed = 12;  // points of a frontier that are listed; al
 constexpr int kTries = 8;
 constexpr std::size_t kMoveWork = 4'000'000;  // states times choices of all blocks, where values may be moved
 
-// Tapes that are alive: those under a block's plan, and those that keep everything because their backward comes first.
+// Tapes that are alive: those under a block's plan, and those that keep all that is costly: their backward comes first.
 struct Tapes {
   int planned = 0, whole = 0;
 };
@@ -268,7 +268,10 @@ class Search {
     for (std::size_t b = 0; b < sets_.size(); ++b) {
       const KeepSet& set = *chosen(b, choices[b]).set;
       out.host += chosen(b, choices[b]).move.bytes;
-      ++(set.flops <= sets_[b].whole.flops ? out.everything : set.keep.empty() ? out.inputs_only : out.partly);
+      const std::int64_t kept = set.activations.kept;
+      ++(kept >= sets_[b].whole.activations.kept     ? out.everything
+         : kept <= sets_[b].nothing.activations.kept ? out.inputs_only
+                                                     : out.partly);
     }
     return out;
   }
@@ -341,6 +344,7 @@ KeepPlan make_keep_plan(const Config& config, const Model& model, int world, con
 KeepPlan explore_keep_plans(const Config& config, const Model& model, int world, const CostModel& costs) {
   Config own = config;
   own.sharding.resident_slots = std::max<std::int64_t>(1, own.sharding.resident_slots);
+  if (own.activation_checkpointing.offload.on()) own.activation_checkpointing.offload = {};  // no part of any plan
   KeepPlan plan = Search(own, model, world, costs, Counted::ActivationBytes).describe({}, 0);
   plan.chosen = plan.frontier.size();
   return plan;

@@ -38,8 +38,8 @@ std::string kept_words(const SavePlan& plan) {
   std::vector<std::string> here = plan.placed(Placement::Keep);
   if (plan.inputs == Placement::Keep) here.insert(here.begin(), "its input");
   const bool moves = plan.inputs == Placement::Offload || !plan.placed(Placement::Offload).empty();
-  if (plan.unmarked == Placement::Keep && plan.placed(Placement::Drop).empty() && !moves)
-    return std::string(kAllCostly);
+  if (plan.unmarked == Placement::Keep && plan.placed(Placement::Drop).empty())
+    return moves ? "the rest of what is costly" : std::string(kAllCostly);
   return here.empty() ? "nothing" : fmt::format("{}", fmt::join(here, ", "));
 }
 std::vector<std::string> moved_names(const SavePlan& plan) {
@@ -72,10 +72,11 @@ std::vector<BlockRow> block_rows(const PlanReport& r) {
       row.why = "its input comes from a replay of its segment";
     }
   }
-  for (BlockRow& row : rows)
-    if (row.why.empty())
-      row.why =
-          row.reruns.empty() ? "nothing is run again" : fmt::format("runs again: {}", fmt::join(row.reruns, ", "));
+  for (BlockRow& row : rows) {
+    const std::string again =
+        row.reruns.empty() ? "nothing is run again" : fmt::format("runs again: {}", fmt::join(row.reruns, ", "));
+    row.why = row.why.empty() ? again : fmt::format("{}; {}", row.why, again);
+  }
   return rows;
 }
 
@@ -272,8 +273,7 @@ std::string plan_picture(const PlanReport& r) {
     if (i == r.keep.chosen) canvas.text({at.x + 11, at.y - 8}, "this plan", {.size = 13, .colour = kSvgInk});
   }
   const SvgPoint end{x(bytes(points.back())), y(points.back().seconds)};
-  canvas.text({end.x - 8, end.y - 12}, "nothing is run again",
-              {.size = 11, .colour = kSvgFaint, .anchor = SvgAnchor::End});
+  canvas.text({end.x - 8, end.y - 12}, "as policy none", {.size = 11, .colour = kSvgFaint, .anchor = SvgAnchor::End});
   canvas.text({16, kHeight - 12}, prices_words(r), {.size = 11, .colour = kSvgFaint});
   return canvas.finish();
 }

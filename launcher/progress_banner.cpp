@@ -69,7 +69,7 @@ std::string describe_checkpointing(const Config& config) {
   std::string text = a.policy;
   if (a.policy == "every_n_layers") text += fmt::format(" {}", a.every_n_layers);
   if (!plan.segments.empty()) text += fmt::format(" {}", plan.segments.size());
-  text += plan.checkpointed.empty() ? ": every activation is kept"
+  text += plan.checkpointed.empty() ? ": all that is costly is kept"
                                     : fmt::format(": layers {} of {}", ranges(plan.checkpointed), config.model.layers);
   std::map<std::vector<std::string>, std::vector<int>> kept;  // which layers keep the same marks
   for (const int layer : plan.checkpointed) {

@@ -106,8 +106,10 @@ class BlockCheck {
   };
   Whole train(const SavePlan& plan) {
     Whole whole;
-    Tape tape(world_.device, plan, kKey);
+    Offloader offloader(world_.device);
+    Tape tape(world_.device, plan, kKey, &offloader);
     const Activations y = record(tape, nullptr);
+    tape.leave();
     if (dout_.empty())
       for (const Tensor& t : y) {
         dout_.emplace_back();
@@ -161,6 +163,9 @@ class BlockCheck {
     try {
       const Whole kept = train(keep_all());
       if (disagrees("the block, run twice", compare(kept, train(keep_all())))) return;
+      const SavePlan moved{.unmarked = Placement::Offload, .inputs = Placement::Offload};
+      if (disagrees("the block, kept against offloaded", compare(kept, train(moved)))) return;
+      if (disagrees("the block, kept against what policy none keeps", compare(kept, train(keep_costly())))) return;
       for (const Order order : {Order::Lazy, Order::Ahead, Order::Eager}) {
         SavePlan plan = drop_all();
         plan.order = order;

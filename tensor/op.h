@@ -82,8 +82,8 @@ class Op {
   virtual double bytes(Direction, std::span<const ValueType> in, std::span<const Shape> params, const Needs&) const;
   Work work(Direction, std::span<const ValueType> in, std::span<const Shape> params, const Needs&) const;
   // Its forward is limited by what it moves, and takes little of a step (a norm, an activation function). Of such an
-  // operation SavePlan::cheap may drop the outputs, if it saves all its inputs: then nothing is held for the rerun
-  // alone.
+  // operation SavePlan::cheap may drop the outputs, if it saves none of them and all its inputs are held anyway (it
+  // saves them, or they are the block's): then nothing is held for the rerun alone.
   virtual bool cheap() const { return false; }
   // Every gradient of an input is dout[0] itself (a residual): nothing is computed or copied.
   virtual bool passes_gradient() const { return false; }

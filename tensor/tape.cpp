@@ -89,10 +89,10 @@ int Tape::adopt(Tensor& t, const Op& op) {
   return t.id;
 }
 
-// All that the rerun reads is held for the operation's own backward anyway.
-bool Tape::runs_again_for_little(const Node& n) {
+// All that the rerun reads is held anyway: for the operation's own backward, or as an input of the block.
+bool Tape::runs_again_for_little(const Node& n) const {
   for (std::size_t i = 0; i < n.in.size(); ++i)
-    if (!has(n.saved.inputs, i)) return false;
+    if (!has(n.saved.inputs, i) && value(n.in[i]).producer >= 0) return false;
   return n.op->cheap() && n.saved.outputs == 0;
 }
 

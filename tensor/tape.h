@@ -25,7 +25,8 @@ enum class Order { Lazy, Ahead, Eager };
 struct SavePlan {
   Placement unmarked = Placement::Keep, inputs = Placement::Keep;  // inputs are never dropped but by drop_inputs()
   std::map<std::string, Placement, std::less<>> marks{};
-  // What is made by operations that are cheap to run again, from values that they save themselves. Keep: as others.
+  // What is made by operations that are cheap to run again, of inputs of the block or of values that they save. Keep:
+  // as others.
   Placement cheap = Placement::Keep;
   Order order = Order::Lazy;
   bool verify = false;  // hash every dropped value and compare after a rerun
@@ -115,7 +116,7 @@ class Tape {
   void hold(Value& v, const Tensor& t);
   std::vector<bool> differentiable_outputs() const;
   int adopt(Tensor& t, const Op& op);
-  static bool runs_again_for_little(const Node& n);
+  bool runs_again_for_little(const Node& n) const;
   Recorder::Interval interval(const Node& n, Recorder::Activity activity, const ParamView& params) const;
   Activations run_node(Node& n, std::span<const Tensor> in, const ParamView& params, Trace::Kind kind);
   void find_flow(const std::vector<bool>& output_has_gradient);

@@ -34,6 +34,8 @@ tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/if (wanted.data.version() != 
 tensor/tape_backward.cpp|tensor_unit_tests|Tape*|s/!n->flows) continue;/false) continue;/|only what a gradient reaches goes backward
 tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (sibling.producer == v.producer .*$/;/|a mark places the unnamed outputs of its operation
 tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (v.uses == 0 \&\& v.producer >= 0) {/if (false) {/|what no backward will read is given back after forward
+tensor/tape.cpp|tensor_unit_tests|Tape*|s/return n.op->cheap() \&\& n.saved.outputs == 0;/return true;/|only what is cheap is run again under none
+tensor/tape.cpp|tensor_unit_tests|Tape*|s/if (!has(n.saved.inputs, i) \&\& value(n.in\[i\]).producer >= 0) return false;/;/|what is cheap is run again only of what is held
 tensor/offload.cpp|tensor_sim_tests|Offload*|s/offloader_->wait(stored_);/;/|device memory is given back after the copy
 tensor/offload.cpp|tensor_sim_tests|Offload*|s/offloader_->wait(room_.free);.*$/;/|a value that comes back is waited for
 tensor/offload.cpp|tensor_sim_tests|Offload*|s/offloader_->give_back(std::move(room_));/;/|host memory is used again
@@ -63,7 +65,7 @@ dist/shard_unit.cpp|dist_sim_tests|ShardUnit*:ShardedOptimizer*|s/if (running_st
 dist/shard_unit.cpp|dist_sim_tests|ShardUnit*:ShardedOptimizer*|s/running_->clear(device_);$/;/|gradients begin a step with zeros
 dist/shard_unit.cpp|dist_sim_tests|ShardUnit*:ShardedOptimizer*|s/Strategy::None ? own_begin() : 0;/Strategy::None ? 0 : 0;/|a data parallel rank's part of the norm is its own
 dist/optimizer.cpp|dist_sim_tests|ShardedOptimizer*|s/const float decay = decays ? /const float decay = true ? /|biases and gains do not decay
-ckpt/block_runner.cpp|launcher_sim_tests|Recompute.Full*:Volume.OneMicro*|s/if (keep == Keep::Everything) .*$/;/|the last block is not rerun
+ckpt/block_runner.cpp|launcher_sim_tests|Recompute.Full*:Volume.OneMicro*|s/if (keep == Keep::Costly) .*$/;/|the last block is not rerun
 ckpt/block_runner.cpp|launcher_sim_tests|Recompute.Full*:Volume.OneMicro*|s/: std::vector<ShardUnit::Lease>();/: acquire(Pass::Backward, acquired);/|what reads no parameter gathers none
 ckpt/block_runner.cpp|launcher_sim_tests|Recompute.Full*:Volume.OneMicro*|s/Activations dx = tape->backward(/leases.clear(); for (auto* u : units_) u->evict(); leases = acquire(Pass::Backward, nullptr); Activations dx = tape->backward(/|a recompute never gathers a second time
 ckpt/block_runner.cpp|launcher_sim_tests|Recompute.Full*:Volume.OneMicro*|s/for (ShardUnit\* unit : reduces) unit->reduce();/;/|gradients are reduced

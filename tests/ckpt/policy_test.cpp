@@ -148,6 +148,17 @@ TEST(Policy, SelectiveRefusesWhatItCannotPlace) {
             "entry lists");
 }
 
+TEST(Policy, NoneOffloadsWhatItKeepsAndNothingElse) {
+  PolicyOptions options{
+      .policy = "none", .marks = same_marks(3), .costly = std::vector<Marks>(3, {"attn.qkv", "attn.core", "mlp.up"})};
+  options.offload = {.names = {"qkv", "mlp.up"}};
+  EXPECT_EQ(make_checkpoint_plan(options, 3).blocks[0].placed(Placement::Offload), (Marks{"attn.qkv", "mlp.up"}));
+  options.offload = {.names = {"attn.*"}};
+  EXPECT_EQ(make_checkpoint_plan(options, 3).blocks[0].placed(Placement::Offload), (Marks{"attn.core", "attn.qkv"}));
+  options.offload = {.names = {"attn.out"}};
+  EXPECT_NE(refusal(options, 3).find("keeps no value that 'attn.out' stands for"), std::string::npos);
+}
+
 TEST(Policy, AnUnknownOneIsRefusedWithTheKnownOnes) {
   const std::string text = refusal({.policy = "fulll"}, 4);
   EXPECT_NE(text.find("'fulll'"), std::string::npos);

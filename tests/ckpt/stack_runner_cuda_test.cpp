@@ -77,6 +77,7 @@ std::vector<float> host_copy(Device& device, const float* from, std::int64_t n) 
 Trained train(Device& device, Communicator& comm, TrainSetup setup) {
   const Model model = model_of(setup);
   setup.policy.marks = marks_of(model);
+  setup.policy.costly = costly_marks_of(model);
   comm.use_memory_of(device);
   if (comm.size() > 1) device.between_ops = [&comm] { comm.progress(); };
   StackRunner stack(
@@ -185,6 +186,7 @@ std::int64_t expected_device_copies(TrainSetup setup) {
   if (setup.strategy != Strategy::Full) return 0;
   const Model model = model_of(setup);
   setup.policy.marks = marks_of(model);
+  setup.policy.costly = costly_marks_of(model);
   PartUnits units{.blocks = {}, .embedding = model.embedding.units, .head = model.head.units};
   for (const Part& block : model.blocks) units.blocks.push_back(block.units);
   const StepPlan plan = make_step_plan(units, static_cast<int>(model.units.size()),

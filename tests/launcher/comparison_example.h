@@ -70,7 +70,7 @@ inline Comparison limited_example() {
   c.reference = 1;
   PolicyResult none;
   none.policy = "none";
-  none.detail = "none: every activation is kept";
+  none.detail = "none: all that is costly is kept";
   none.planned = c.policies[0].planned;
   none.refused = "does not fit: it needs 200.0 MiB";
   c.policies[0] = none;

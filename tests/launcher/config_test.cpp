@@ -396,6 +396,9 @@ TEST(Config, OffloadRefusesWhatIsNotKept) {
   refused("[]", at + "value [] is not one word or some names; allowed: none, all, marks, auto, or a list of names");
   refused("auto", at + "value auto is planned by policy budget; activation_checkpointing.policy is full; allowed: "
                        "policy budget, or offload none, all, marks, or a list of names");
+  EXPECT_NE(refusal(kData + "activation_checkpointing: {policy: budget, budget: 1MiB, offload: [qkv]}\n")
+                .find("value qkv is not what policy budget planned with; allowed: none, or auto, which it plans"),
+            std::string::npos);
   EXPECT_EQ(parse(kData + "activation_checkpointing: {policy: budget, offload: auto}\n")
                 .activation_checkpointing.offload.marks,
             std::vector<std::string>{"auto"});

@@ -106,6 +106,17 @@ TEST(KeepPlan, ABudgetThatIsTooSmallIsRefusedWithTheLeastThatIsEnough) {
   EXPECT_EQ(plan_within(s, least).frontier[0].bytes, least);
 }
 
+// What a configuration offloads by name is no part of what can be planned, nor in its way.
+TEST(KeepPlan, WhatCanBePlannedIsTheSameWhateverIsOffloadedByName) {
+  Config c = config_of(RunSetup{});
+  const Model model = make_model(c.model);
+  const auto least = [&] { return explore_keep_plans(c, model, 2, kCosts).frontier.front().bytes; };
+  c.activation_checkpointing.policy = "selective";
+  const std::int64_t stays = least();
+  c.activation_checkpointing.offload.marks = {"marks"};
+  EXPECT_EQ(least(), stays);
+}
+
 TEST(KeepSets, RunFromTheInputAloneToEverything) {
   const RunSetup s;
   const auto sets = keep_sets(make_model(s.model), {s.micro_batch, s.sequence}, Order::Lazy,

@@ -105,7 +105,7 @@ TEST(Banner, SaysWhichLayersAreCheckpointed) {
   const auto text = [](const std::string& keys) {
     return describe_checkpointing(config("activation_checkpointing: {" + keys + "}\n"));
   };
-  EXPECT_EQ(text("policy: none"), "none: every activation is kept");
+  EXPECT_EQ(text("policy: none"), "none: all that is costly is kept");
   EXPECT_EQ(text("policy: full"), "full: layers 0-5 of 6");
   EXPECT_EQ(text("policy: every_n_layers"), "every_n_layers 2: layers 0, 2, 4 of 6");
   EXPECT_EQ(text("policy: every_n_layers, every_n_layers: 100"), "every_n_layers 100: layers 0 of 6");

@@ -98,8 +98,11 @@ inline Batch make_batch(Device& device, const RunSetup& s, int rank, int world, 
 inline TrainerOptions trainer_options(const RunSetup& s) {
   TrainerOptions o;
   PolicyOptions policy = s.policy;
-  if (policy.policy == "selective" || !policy.offload.names.empty())
-    policy.marks = marks_of(s.make ? s.make(s, 0) : make_model(s.model));
+  if (policy.policy == "selective" || !policy.offload.names.empty()) {
+    const Model model = s.make ? s.make(s, 0) : make_model(s.model);
+    policy.marks = marks_of(model);
+    policy.costly = costly_marks_of(model);
+  }
   o.checkpoint = make_checkpoint_plan(policy, static_cast<int>(s.model.layers));
   o.plan = s.plan;
   o.strategy = s.strategy;

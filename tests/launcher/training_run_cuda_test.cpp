@@ -194,7 +194,7 @@ TEST(TrainingRunOnCuda, InBf16FollowsFp32InTheMemoryThatWasPlanned) {
             fp32.summary["memory_bytes"]["peak_of"]["activations"].get<std::int64_t>());
 }
 
-// `none` among them keeps everything; the others recompute, and two move values to the host.
+// `none` among them keeps all that is costly; the others recompute, and two move values to the host.
 TEST(TrainingRunOnCuda, InBf16EveryPolicyIsComparedAsTheSameBits) {
   const TemporaryFolder folder;
   Config config = config_of(folder.path(), kSmall, "cuda");

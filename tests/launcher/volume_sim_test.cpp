@@ -22,13 +22,25 @@ RunSetup setup(int world, int layers, int slots, int micro_batches) {
   return s;
 }
 
+// All but segments, whose replays gather again; two of them with values in host memory.
+std::vector<PolicyOptions> every_policy(int layers) {
+  std::vector<SavePlan> planned(static_cast<std::size_t>(layers), keep_only({"mid", "attn.core"}));
+  planned.front() = {.unmarked = Placement::Drop, .inputs = Placement::Offload, .marks = {{"mid", Placement::Offload}}};
+  return {{.policy = "none"},
+          {.policy = "full"},
+          {.policy = "every_n_layers"},
+          {.policy = "selective"},
+          {.policy = "budget", .planned = planned},
+          {.policy = "full", .offload = {.names = {"all"}}}};
+}
+
 TEST(Volume, OneMicroBatchGathersEveryBlockTwiceLessTheResidentOnes) {
   for (const int world : {2, 4})
     for (const int layers : {3, 5})
       for (int slots = 1; slots <= layers; ++slots)
-        for (const char* policy : {"none", "full", "every_n_layers", "selective"}) {
+        for (const PolicyOptions& policy : every_policy(layers)) {
           RunSetup s = setup(world, layers, slots, 1);
-          s.policy.policy = policy;
+          s.policy = policy;
           const RunResult r = train(s);
           const UnitSizes sizes(s.model, world);
           const auto gathers = total(r.collectives[0], Collective::AllGather, "block");

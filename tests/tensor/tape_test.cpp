@@ -214,11 +214,11 @@ TEST(Tape, WhatIsCheapIsKeptWhereItsInputsAreNotHeld) {
   OneTape t(toy_block_params("", C, F, false));
   Tape tape(t.device, keep_costly());
   regather::Run run = t.recording(tape);
-  Activations y{silu(run, tape.input(t.activation({N, C}, 1), false))};
+  Activations y{silu(run, silu(run, tape.input(t.activation({N, C}, 1), false)))};
   y = {linear(run, std::move(y[0]), ToyBlock::kProj)};
   tape.outputs(y);
   y.clear();
-  EXPECT_EQ(t.live(), static_cast<std::int64_t>(sizeof(float)) * 2 * N * C);  // the input and what silu made of it
+  EXPECT_EQ(t.live(), static_cast<std::int64_t>(sizeof(float)) * 2 * N * C);  // the input and what the second silu made
   tape.backward(t.params, {t.gradient({N, C}, 5)}, t.grads);
   EXPECT_EQ(t.trace.reruns, Counts{});
 }
