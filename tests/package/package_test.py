@@ -85,7 +85,8 @@ def own_block(with_mpi):
         for key in ("loss", "grad_norm"):
             assert len(summary[key]) == 3 and summary[key] == plain[key], (ranks, policy, key, summary[key], plain[key])
         assert all(abs(a - b) <= CLOSE * b for a, b in zip(summary["loss"], alone["loss"])), (summary["loss"], alone["loss"])
-        assert (summary["checkpointing"]["recomputed_flops"] > 0) == (policy == "full"), summary["checkpointing"]
+        again = summary["checkpointing"]["recomputed_flops"] / summary["checkpointing"]["forward_flops"]
+        assert again > 0.2 if policy == "full" else again < 0.02, (policy, again)  # none: norms alone
     for ranks in (ranks for ranks, policy in runs if policy == "full"):
         kept, rerun = (runs[ranks, policy]["memory_bytes"]["peak_of"]["activations"] for policy in ("none", "full"))
         assert rerun < kept, (ranks, rerun, kept)
