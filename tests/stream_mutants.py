@@ -32,6 +32,8 @@ EQUIVALENT = [
     ("dist/communicator.cpp", 'no host wait: peers_->wait("", ', "the loop around it polls the device as well; of ranks that fail it hears later"),
     ("ckpt/stack_runner.cpp", "no wait: if (std::ranges::find(reduces, unit)",
      "a unit ends its reduction before the next one and at the end of the step; here it only gives memory back sooner"),
+    ("dist/shard_unit.cpp", "no wait: if (running_stays() && reducing_) finish_reduction();",
+     "more than a wait, and on a CPU as well: mutants.sh takes it out"),
 ]
 
 STREAMS = r"Stream::(?:Compute|Gather|Reduce|ToHost|ToDevice)\b"
