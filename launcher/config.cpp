@@ -212,7 +212,7 @@ CheckpointPlan checkpoint_plan(const Config& config) {
     const Model model = make_model(config.model);
     const Shape tokens{config.train.micro_batch, config.data.sequence};
     options.marks = marks_of(model, tokens);
-    options.costly = costly_marks_of(model, tokens);
+    if (ac.offload.on()) options.costly = costly_marks_of(model, tokens);
   }
   options.planned = ac.planned;
   options.order = checkpoint_order(config);
