@@ -21,14 +21,19 @@ std::string human(std::int64_t bytes) {
   return fmt::format("{:.2f} {}", value, kUnits[unit]);
 }
 
+// What holds parameters, their copies, gradients and moments comes and goes in a few sizes, block by block; what
+// operations make, in many. In one range a value kept from forward would sit in the hole that a full copy left and
+// comes back to.
 class HostMemory final : public MemorySource {
  public:
-  void* allocate(std::size_t bytes, Tag) override { return arena_.allocate(bytes); }
-  void release(void* data, std::size_t bytes, Tag) noexcept override { arena_.release(data, bytes); }
-  std::size_t system_bytes() const override { return arena_.system_bytes(); }
+  void* allocate(std::size_t bytes, Tag tag) override { return of(tag).allocate(bytes); }
+  void release(void* data, std::size_t bytes, Tag tag) noexcept override { of(tag).release(data, bytes); }
+  std::size_t system_bytes() const override { return states_.system_bytes() + values_.system_bytes(); }
 
  private:
-  Arena arena_;
+  Arena& of(Tag tag) { return tag == Tag::Activations || tag == Tag::Workspace ? values_ : states_; }
+
+  Arena states_, values_;
 };
 
 }  // namespace

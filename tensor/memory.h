@@ -1,9 +1,10 @@
 // The allocator owns every byte of a rank: it counts each by kind (tag), live and peak, and refuses a request over the
 // limit with a table of who holds what. Invariant: live(tag) is the sum of the requested bytes of that tag's live
 // buffers, never a rounded figure; so the storage-less run (Mode::Meta, same calls, no memory) predicts it to the byte.
-// On the host storage comes from one reserved address range in 2 MiB-aligned huge pages, best fit, neighbours merged;
-// what is freed stays for the next request, so a repeated step takes nothing from the system (system_bytes() stays
-// put). Not thread-safe on purpose: only the thread that runs the step allocates and frees.
+// On the host storage comes from two reserved address ranges in 2 MiB-aligned huge pages, one for parameters and their
+// kin, one for values and scratch; best fit, neighbours merged; what is freed stays for the next request, so a repeated
+// step takes nothing from the system (system_bytes() stays put). Not thread-safe on purpose: only the thread that runs
+// the step allocates and frees.
 #pragma once
 #include <array>
 #include <cstddef>

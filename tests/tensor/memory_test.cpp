@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -223,6 +224,26 @@ TEST(Allocator, StepOfShardedBlocksStaysWithinTheFragmentationBound) {
   }
   EXPECT_EQ(memory.system_bytes(), taken);
   EXPECT_LE(static_cast<double>(taken), 1.15 * static_cast<double>(memory.peak_total()) + 4 * kMiB);
+}
+
+// The table of embeddings is gathered for the step's begin and again for its end; between them values are kept that
+// would fit into the hole.
+TEST(Allocator, ValuesDoNotCutUpTheRoomThatATableOfEmbeddingsLeft) {
+  Allocator memory;
+  constexpr std::int64_t kTable = 64 * kMiB, kSlot = 12 * kMiB, kValue = kMiB;
+  for (int step = 0; step < 2; ++step) {
+    std::optional<Buffer> table(std::in_place, memory, kTable, Tag::Gathered);
+    std::vector<Buffer> slots, inputs;
+    slots.emplace_back(memory, kSlot, Tag::Gathered);
+    inputs.emplace_back(memory, kValue, Tag::Activations);
+    table.reset();
+    slots.emplace_back(memory, kSlot, Tag::Gathered);
+    for (int block = 1; block < 12; ++block) inputs.emplace_back(memory, kValue, Tag::Activations);
+    table.emplace(memory, kTable, Tag::Gathered);
+    const Buffer gradient(memory, kTable, Tag::Workspace);
+    while (!inputs.empty()) inputs.pop_back();
+  }
+  EXPECT_LE(static_cast<double>(memory.system_bytes()), 1.02 * static_cast<double>(memory.peak_total()) + 4 * kMiB);
 }
 
 TEST(Allocator, BuffersAreAlignedForVectorsAndLargeOnesForPages) {
