@@ -5,6 +5,8 @@
 #pragma once
 #include <fmt/format.h>
 
+#include <cstdio>
+
 #include "bench/step_time.h"
 
 namespace regather::bench {
@@ -32,6 +34,7 @@ inline void print_shadow_row(std::string_view policy, std::string_view link, con
   fmt::print("{:>10} {:>12} {:>16.1f} {:>18.1f} {:>8.1f}% {:>6.1f}% {:>12.2f}\n", policy, link, 1e3 * first,
              1e3 * shadow, 100 * (1 - shadow / first), 100 * std::max(spread(of[0].seconds), spread(of[1].seconds)),
              1e3 * median(of[1].hidden));
+  std::fflush(stdout);  // a row takes its time
 }
 
 }  // namespace regather::bench

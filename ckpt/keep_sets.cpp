@@ -4,12 +4,12 @@
 #include <map>
 #include <memory>
 
+#include "ckpt/marks.h"
+
 namespace regather {
 namespace {
 
 using Types = std::vector<ValueType>;
-
-constexpr std::string_view kInput = "input";
 
 Types types_of(const Activations& values) {
   Types types;

@@ -12,6 +12,7 @@
 namespace regather {
 
 using Marks = std::vector<std::string>;
+inline constexpr std::string_view kInput = "input";  // what offload calls a block's input, which no operation marks
 
 // What the forward of each block makes, in order, for tokens of this shape [B, T]: names, bytes (of fp32 elements),
 // flops.

@@ -16,8 +16,6 @@ constexpr Policy kPolicies[] = {
     {"budget", "every block keeps what was planned for it: the fastest step within a budget of memory", make_budget},
 };
 
-constexpr std::string_view kInput = "input";
-
 // Moves what the names stand for, where the block keeps it. Returns the names that stand for something kept here.
 std::vector<std::string> offload_names(SavePlan& block, const std::vector<std::string>& names, const Marks& marks,
                                        const Marks& costly) {

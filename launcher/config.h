@@ -194,10 +194,10 @@ struct OffloadConfig {
   bool planned() const { return marks == std::vector<std::string>{"auto"}; }  // policy budget chooses
   bool on() const { return !planned() && marks != std::vector<std::string>{"none"}; }
   void describe(Keys& k) {
-    k.list(
-         "marks", marks,
-         "none; all: whatever a block keeps; marks: what is kept by mark; auto: what policy budget plans; or names as "
-         "for keep, and input: a block's")
+    k.list("marks", marks,
+           "none; all: whatever a block keeps; marks: what it keeps by name, so not its input; auto: what policy "
+           "budget plans; or a "
+           "list of names as for keep, where input is the block's")
         .or_one()
         .also({"cpu_offload", "activation_offload", "activations_cpu_offload", "enable_activation_offloading"});
     k.integer("depth", depth, between(1, 1 << 16),

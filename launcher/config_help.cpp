@@ -19,6 +19,7 @@ std::string describe_key(const Key& key) {
   return text;
 }
 
+// Meanings, too, but for the list of all keys.
 std::string describe_section(const Keys& keys, std::string_view path) {
   const std::string prefix = path.empty() ? "" : fmt::format("{}.", path);
   std::string text;
@@ -26,6 +27,7 @@ std::string describe_section(const Keys& keys, std::string_view path) {
     if (!key.path.starts_with(prefix)) continue;
     text +=
         fmt::format("{:<43} {}{}\n", key.path, default_of(key), key.available ? "" : "   (only this, in this build)");
+    if (!path.empty()) text += fmt::format("    {}\n", key.doc);
   }
   return text;
 }

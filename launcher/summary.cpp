@@ -12,6 +12,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "ckpt/marks.h"
 #include "launcher/adapter_file.h"
 #include "launcher/config_value.h"
 #include "launcher/report_parts.h"
@@ -156,7 +157,7 @@ std::vector<LayerPlan> plan_of_layers(const Config& config) {
     const SavePlan& block = checkpoint.blocks[layer];
     row.keep = block.placed(Placement::Keep);
     row.offload = block.placed(Placement::Offload);
-    if (block.inputs == Placement::Offload) row.offload.insert(row.offload.begin(), "input");
+    if (block.inputs == Placement::Offload) row.offload.emplace(row.offload.begin(), kInput);
     if (block.unmarked == Placement::Offload) row.offload.emplace_back("unmarked");
   }
   return plan;

@@ -682,6 +682,7 @@ TEST(ConfigHelp, DescribesAKeyASectionAndAll) {
   EXPECT_NE(help_on("precision.compute").find("allowed: fp32, bf16"), std::string::npos);
   EXPECT_NE(help_on("snapshot.every").find("allowed: 0 (others are not available in this build)"), std::string::npos);
   EXPECT_EQ(help_on("eval").find("eval.every"), 0U);
+  EXPECT_NE(help_on("eval").find("\n    evaluate after every so many steps; 0: never\n"), std::string::npos);
   EXPECT_NE(help_on("").find("model.layers"), std::string::npos);
   EXPECT_THROW(help_on("model.layer"), UsageError);
 }
