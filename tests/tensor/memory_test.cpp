@@ -233,12 +233,14 @@ TEST(Allocator, ValuesDoNotCutUpTheRoomThatATableOfEmbeddingsLeft) {
   constexpr std::int64_t kTable = 64 * kMiB, kSlot = 12 * kMiB, kValue = kMiB;
   for (int step = 0; step < 2; ++step) {
     std::optional<Buffer> table(std::in_place, memory, kTable, Tag::Gathered);
-    std::vector<Buffer> slots, inputs;
-    slots.emplace_back(memory, kSlot, Tag::Gathered);
-    inputs.emplace_back(memory, kValue, Tag::Activations);
-    table.reset();
-    slots.emplace_back(memory, kSlot, Tag::Gathered);
-    for (int block = 1; block < 12; ++block) inputs.emplace_back(memory, kValue, Tag::Activations);
+    std::vector<Buffer> slots(2), inputs;
+    for (int block = 0; block < 12; ++block) {
+      Buffer& slot = slots[static_cast<std::size_t>(block % 2)];
+      slot = Buffer();
+      slot = Buffer(memory, kSlot, Tag::Gathered);
+      inputs.emplace_back(memory, kValue, Tag::Activations);
+      table.reset();
+    }
     table.emplace(memory, kTable, Tag::Gathered);
     const Buffer gradient(memory, kTable, Tag::Workspace);
     while (!inputs.empty()) inputs.pop_back();
