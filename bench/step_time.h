@@ -1,6 +1,8 @@
 // How long a training step takes: a small GPT-2 under a checkpoint policy, on simulated ranks or on this rank of any
 // communicator. The first step, in which memory is taken, is not counted.
 #pragma once
+#include <omp.h>
+
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -49,6 +51,7 @@ inline double spread(std::vector<double> v) {
 
 // On this rank; collective.
 inline Measured measure(const StepTime& of, Communicator& comm) {
+  omp_set_num_threads(std::max(1, omp_get_num_procs() / comm.size()));  // ranks share the processors
   const std::unique_ptr<Device> device = of.device();
   const Model model = make_model(of.model);
   TrainerOptions options;

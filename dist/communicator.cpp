@@ -16,7 +16,7 @@ double seconds_since(Clock::time_point begun) { return std::chrono::duration<dou
 
 constexpr auto kListenInterval = std::chrono::milliseconds(20);
 // CUDA takes about a thousand launches ahead of a device, then it blocks the thread that launches, which could not even
-// notice that another rank is gone. An operation is up to four launches.
+// notice that another rank is gone. From one call of progress() to the next there are up to four launches.
 constexpr int kMostOperationsAhead = 200;
 
 }  // namespace

@@ -207,7 +207,10 @@ void NcclTransport::stop() noexcept {
   try {
     std::promise<void> done;
     aborted_ = done.get_future();
-    std::thread([comm, promise = std::move(done)]() mutable {
+    int device = 0;
+    static_cast<void>(cudaGetDevice(&device));
+    std::thread([comm, device, promise = std::move(done)]() mutable {
+      static_cast<void>(cudaSetDevice(device));  // a thread begins with the first, where NCCL would make a context
       static_cast<void>(ncclCommAbort(comm));
       promise.set_value();
     }).detach();

@@ -53,6 +53,7 @@ void ShardedOptimizer::step(double lr, double gradient_scale, std::int64_t step)
       if (is_sgd) {
         sgd(device_, piece.value, nullptr, piece.gradient, piece.size,
             {.lr = rate, .weight_decay = decay, .gradient_scale = scale});
+        device_.make_progress();
         continue;
       }
       adamw(device_, piece.value, state.first.data<float>() + piece.state, state.second.data<float>() + piece.state,
@@ -64,6 +65,7 @@ void ShardedOptimizer::step(double lr, double gradient_scale, std::int64_t step)
              .weight_decay = decay,
              .step = step,
              .gradient_scale = scale});
+      device_.make_progress();
     }
 }
 

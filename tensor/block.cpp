@@ -37,7 +37,7 @@ Activations execute(const Op& op, Device& device, std::span<const Tensor> in, co
   const Buffer workspace(
       device.memory, op.workspace(Op::Direction::Forward, types_of(in), shapes_of(params, param_ids)), Tag::Workspace);
   if (!device.meta()) op.forward({device, in, out, &params, param_ids, key, workspace.data<float>()});
-  if (device.between_ops) device.between_ops();
+  device.make_progress();
   return out;
 }
 

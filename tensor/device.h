@@ -88,9 +88,14 @@ class Device {
   virtual void wait_with(std::weak_ptr<const Waiter> waiter) { static_cast<void>(waiter); }
 
   Allocator memory;
-  std::function<void()> between_ops;  // called after each operation, when set: communication makes progress here
-  Trace* trace = nullptr;             // what ran; off when null
-  Recorder* recorder = nullptr;       // when it ran; off when null
+  // Called after each operation, and between the parts of a long one (each up to four launches of a GPU), when set:
+  // communication makes progress here.
+  std::function<void()> between_ops;
+  void make_progress() const {
+    if (between_ops) between_ops();
+  }
+  Trace* trace = nullptr;        // what ran; off when null
+  Recorder* recorder = nullptr;  // when it ran; off when null
 };
 
 class CopyThread;

@@ -224,7 +224,7 @@ void Tape::backward_node(Node& n, std::vector<Tensor>& gradient, const ParamView
           n.op->backward({{device_, in, out, &params, n.params, n.key, workspace.data<float>()}, dout, din, &grads});
         else
           for (int id : n.params) grads.data(id);  // what a backward writes, it writes in a meta run too
-        if (device_.between_ops) device_.between_ops();
+        device_.make_progress();
       });
   in.clear();
   out.clear();

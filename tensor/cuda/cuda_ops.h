@@ -105,7 +105,8 @@ class CudaOps final : public GpuOps {
   void adamw(float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWFactors& factors) override;
   void sgd(float* p, float* momentum, const float* g, std::int64_t n, float gradient_scale, float decay, float lr,
            float mu) override;
-  std::vector<double> sums_of_squares(std::span<const std::span<const float>> arrays) override;
+  std::vector<double> sums_of_squares(std::span<const std::span<const float>> arrays,
+                                      const std::function<void()>& between) override;
   std::int64_t count_nonfinite(const float* x, std::int64_t n) override;
 
   // What operations that were enqueued before the first call found wrong is thrown by the second one; between them, the

@@ -1,7 +1,6 @@
 #include "tensor/cuda/memory.h"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 
 #include "tensor/cuda/status.h"
@@ -9,10 +8,9 @@
 namespace regather::cuda {
 namespace {
 
-constexpr std::size_t kSmallestPinned = 4096;
-
-// Pinned blocks have few sizes, so that most requests find one.
-std::size_t pinned_size(std::size_t bytes) { return std::bit_ceil(std::max(bytes, kSmallestPinned)); }
+// Pinned blocks are whole pages; what one step asks for the next asks for again, in the same sizes.
+constexpr std::size_t kPage = 4096;
+std::size_t pinned_size(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 }  // namespace
 
@@ -31,7 +29,7 @@ CudaMemory::~CudaMemory() {
     for (const Stream stream : kAllStreams) static_cast<void>(cudaStreamSynchronize((*streams_)[stream]));
     static_cast<void>(cudaFreeHost(block.data));
   }
-  for (const auto& [bytes, data] : idle_) static_cast<void>(cudaFreeHost(data));
+  free_idle();
   if (pool_) static_cast<void>(cudaMemPoolDestroy(pool_));  // ends when what was freed before has been given back
 }
 
@@ -75,13 +73,23 @@ void* CudaMemory::allocate_pinned(std::size_t bytes) {
     return data;
   }
   void* data = nullptr;
-  const cudaError_t status = cudaHostAlloc(&data, bytes, cudaHostAllocDefault);
+  cudaError_t status = cudaHostAlloc(&data, bytes, cudaHostAllocDefault);
+  if (status == cudaErrorMemoryAllocation && !idle_.empty()) {  // blocks of other sizes may be in its way
+    static_cast<void>(cudaGetLastError());
+    free_idle();
+    status = cudaHostAlloc(&data, bytes, cudaHostAllocDefault);
+  }
   if (status == cudaErrorMemoryAllocation) {
     static_cast<void>(cudaGetLastError());
     return nullptr;
   }
   check_status(status, "cudaHostAlloc");
   return data;
+}
+
+void CudaMemory::free_idle() noexcept {
+  for (const auto& [bytes, data] : idle_) static_cast<void>(cudaFreeHost(data));
+  idle_.clear();
 }
 
 std::size_t CudaMemory::system_bytes() const {

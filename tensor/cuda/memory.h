@@ -27,6 +27,7 @@ class CudaMemory final : public MemorySource {
   };
   void* allocate_pinned(std::size_t bytes);
   void collect_returned();
+  void free_idle() noexcept;
 
   std::shared_ptr<Streams> streams_;
   cudaMemPool_t pool_ = nullptr;

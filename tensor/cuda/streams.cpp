@@ -31,8 +31,14 @@ class Streams::Recorded final : public Event::State {
 
 Streams::Streams(int device_index) : device_index_(device_index) {
   check_status(cudaSetDevice(device_index), "cudaSetDevice");
-  for (cudaStream_t& stream : streams_)
-    check_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  int least = 0, greatest = 0;  // a greater priority is a smaller number
+  check_status(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+  for (const Stream stream : kAllStreams) {  // a collective's few blocks do not queue behind those of a product
+    const bool collectives = stream == Stream::Gather || stream == Stream::Reduce;
+    check_status(cudaStreamCreateWithPriority(&streams_[static_cast<std::size_t>(stream)], cudaStreamNonBlocking,
+                                              collectives ? greatest : least),
+                 "cudaStreamCreateWithPriority");
+  }
 }
 
 Streams::~Streams() {  // what is enqueued still runs; there is nobody to tell of an error

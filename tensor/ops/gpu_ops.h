@@ -5,6 +5,7 @@
 // decide, without atomics. It does not know tensors, parameters or tapes.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -99,7 +100,9 @@ class GpuOps {
   virtual void sgd(float* p, float* momentum, const float* g, std::int64_t n, float gradient_scale, float decay,
                    float lr, float mu) = 0;  // momentum may be null
   // These wait for their result.
-  virtual std::vector<double> sums_of_squares(std::span<const std::span<const float>> arrays) = 0;
+  // between: called after each array's launches.
+  virtual std::vector<double> sums_of_squares(std::span<const std::span<const float>> arrays,
+                                              const std::function<void()>& between) = 0;
   virtual std::int64_t count_nonfinite(const float* x, std::int64_t n) = 0;
 };
 

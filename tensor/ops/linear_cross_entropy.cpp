@@ -127,6 +127,7 @@ class LinearCrossEntropy final : public Op {
                   [&](GpuOps& gpu) { gpu.gemm_nt(c.rows, vocab, cols, c.x, weight, c.logits, Into::Write); }))
         gemm_nt(c.rows, vocab, cols, c.x, weight, c.logits, Into::Write, {}, c.scratch);
       f(c, losses + first);
+      if (first + size < rows) call.device.make_progress();
     }
   }
   template <class F>

@@ -75,7 +75,8 @@ void sgd(Device& device, float* p, float* momentum_buffer, const float* g, std::
 
 std::vector<double> sums_of_squares(Device& device, std::span<const std::span<const float>> arrays) {
   std::vector<double> sums;
-  if (on_gpu(device, [&](GpuOps& gpu) { sums = gpu.sums_of_squares(arrays); })) return sums;
+  const auto by_gpu = [&](GpuOps& gpu) { sums = gpu.sums_of_squares(arrays, [&] { device.make_progress(); }); };
+  if (on_gpu(device, by_gpu)) return sums;
   for (const auto& x : arrays) sums.push_back(sum_of_squares(x.data(), std::ssize(x)));
   return sums;
 }

@@ -108,15 +108,18 @@ void CudaOps::sgd(float* p, float* momentum, const float* g, std::int64_t n, flo
   launch_quads("sgd", all_aligned(p, momentum, g), Sgd{p, momentum, g, gradient_scale, decay, lr, mu}, n,
                context_.stream());
 }
-std::vector<double> CudaOps::sums_of_squares(std::span<const std::span<const float>> arrays) {
+std::vector<double> CudaOps::sums_of_squares(std::span<const std::span<const float>> arrays,
+                                             const std::function<void()>& between) {
   constexpr std::size_t kMost = kGpuResultBytes / sizeof(double);  // waited for together
   double* totals = context_.scratch<double>(kMost + kMostBlocks);
   std::vector<double> sums;
   while (sums.size() < arrays.size()) {
     const auto some = arrays.subspan(sums.size(), std::min(kMost, arrays.size() - sums.size()));
-    for (std::size_t i = 0; i < some.size(); ++i)
+    for (std::size_t i = 0; i < some.size(); ++i) {
       launch_total("sum_of_squares", totals + i, totals + kMost, some[i].data(), std::ssize(some[i]), Square{},
                    context_.stream());
+      between();
+    }
     const auto* done = static_cast<const double*>(fetch(totals, some.size() * sizeof(double)));
     sums.insert(sums.end(), done, done + some.size());
   }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <thread>
 
 #include "tensor/device.h"
 #include "tensor/error.h"
@@ -17,6 +18,10 @@ struct State {
 Machine::Machine(const Options&) : state_(std::make_unique<State>()) {}
 Machine::~Machine() = default;
 const std::vector<std::string>& Machine::findings() const { return state_->findings; }
+int Machine::communicators() const { return 0; }
+Rank::Rank(Machine& machine, int, int) : state_(*machine.state_) {}
+Rank::~Rank() = default;
+void yield() { std::this_thread::yield(); }
 
 }  // namespace cuda_emu
 

@@ -274,6 +274,15 @@ API cudaMemset2DAsync(void* data, std::size_t pitch, int value, std::size_t widt
 
 // ---- streams and events ---------------------------------------------------------------------------------------------
 
+API cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+API cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags,
+                                 int) {  // any order is one that a device may take
+  return cudaStreamCreateWithFlags(stream, flags);
+}
 API cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   cuda_emu::State& s = state();
   if (flags != cudaStreamNonBlocking) s.report("a stream that waits for the legacy default stream");

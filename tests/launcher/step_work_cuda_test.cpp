@@ -185,5 +185,42 @@ INSTANTIATE_TEST_SUITE_P(Runs, StepWork,
                                            WorkOf{"llama_on_two_in_fp32", "llama", 2, DType::F32}),
                          [](const auto& run) { return std::string(run.param.name); });
 
+std::int64_t enqueued_calls(cuda_emu::Machine& machine) {
+  std::int64_t calls = machine.ledger().products.calls;
+  for (const auto& [name, of_kernel] : machine.ledger().kernels) calls += of_kernel.launches;
+  for (const auto& [direction, of_copies] : machine.ledger().copies) calls += of_copies.calls;
+  return calls;
+}
+
+// CUDA blocks a host that is about a thousand launches ahead of a device: one that waits for a rank that is gone would
+// never learn of it. So between two looks at the other ranks there are a few, also in the loss and in the update.
+TEST(StepWork, launches_little_between_two_looks_at_other_ranks) {
+  RunSetup s = setup_of("gpt2");
+  s.model.vocab = 37;
+  s.sequence = 8;
+  s.plan.micro_batches = 2;
+  const Model model = make_model(s.model);
+  cuda_emu::Machine machine({.devices = 1, .blocks_apart = 0, .guarded = false});
+  CudaDevice device(0, 0, 64 << 10);
+  const auto comm = make_single_communicator({});
+  comm->use_memory_of(device);
+  Trainer trainer(model, device, *comm, trainer_options(s));
+  std::vector<Batch> batches;
+  for (int m = 0; m < s.plan.micro_batches; ++m) batches.push_back(make_batch(device, s, 0, 1, 0, m));
+  std::int64_t before = 0, most = 0, looks = 0;
+  device.between_ops = [&] {
+    drain(device);
+    most = std::max(most, enqueued_calls(machine) - std::exchange(before, enqueued_calls(machine)));
+    ++looks;
+  };
+  drain(device);
+  machine.ledger() = {};
+  trainer.step(batches);
+  device.between_ops = nullptr;
+  drain(device);
+  EXPECT_LE(enqueued_calls(machine), 4 * looks);
+  EXPECT_LE(most, 16) << looks << " looks, " << enqueued_calls(machine);
+}
+
 }  // namespace
 }  // namespace regather::testing

@@ -214,7 +214,7 @@ TEST_F(Fp32KernelBytes, of_optimizers) {
   gpu.sgd(p, nullptr, g, kN, 1, 0, 0.1F, 0);
   expect_moved("sgd", 2 * kAll, kAll);
   const std::span<const float> arrays[] = {{g, static_cast<std::size_t>(kN)}};
-  static_cast<void>(gpu.sums_of_squares(arrays));
+  static_cast<void>(gpu.sums_of_squares(arrays, [] {}));
   constexpr std::int64_t kBlocks = kN / 1024;  // a double each
   expect_moved("sum_of_squares", kAll, 8 * kBlocks, {.loaded = kAll / kSector, .stored = kBlocks});
   static_cast<void>(gpu.count_nonfinite(g, kN));
