@@ -148,6 +148,8 @@ void StackRunner::step(std::span<const MicroBatch> batches, std::uint64_t step, 
   }
   if (before_action) before_action(plan_.entries.size());
   for (auto& unit : units_) unit->finish_reduction();
+  clean_up();
+  for (auto& unit : units_) unit->finish_gathers();  // that nobody read from
   guard.done = true;
 }
 
@@ -219,6 +221,7 @@ Tensor StackRunner::evaluate(const Tensor& tokens, const Tensor& targets) {
     if (options_.strategy == Strategy::Full)
       for (ShardUnit* unit : pointers(part_units_.of(p))) unit->evict();
   }
+  for (auto& unit : units_) unit->finish_gathers();
   return x.at(0);
 }
 

@@ -148,6 +148,19 @@ Communicator::Flight Communicator::start(const Started& started, Begin begin) {
   return flight;
 }
 
+bool Communicator::give_up(const Event& event) noexcept {
+  const auto* flight = dynamic_cast<const InFlight*>(event.state());
+  if (!flight || flight->finished) return false;
+  Communicator* owner = flight->owner;
+  if (!owner || owner->failure_) return true;
+  try {
+    owner->fail(Error(fmt::format("{}: its memory was given back before its end", flight->started.what)));
+  } catch (...) {
+    owner->fail(Error("given up"));  // short: allocates nothing
+  }
+  return true;
+}
+
 void Communicator::landed(InFlight& flight) {
   if (!recorder_ || flight.begun == Recorder::Time{}) return;
   const Started& s = flight.started;

@@ -83,6 +83,10 @@ class Communicator {
   // Scalars, blocking: sum in rank order in double.
   void all_reduce(std::span<double> values, const Label& label);
   void barrier(const Label& label);
+  // The memory of that collective is about to be given back, in a destructor, say, which cannot wait. Unless it has
+  // ended, its communicator has failed from here on: what is in flight is moved on no more and can only be left. (What
+  // a library was handed stays mapped until then: see leave().) True if it had not ended.
+  static bool give_up(const Event& event) noexcept;
   // Blocking, not counted: start-up comparisons (hashes of configurations). Result in rank order.
   std::vector<std::string> exchange(const std::string& mine);
   // The same for one reader: the texts of all ranks on rank 0, nothing on the others.

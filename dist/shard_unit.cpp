@@ -59,6 +59,19 @@ ShardUnit::ShardUnit(UnitSpec spec, std::string ledger_name, Device& device, Com
   if (!device_.meta()) fill_start_values();
 }
 
+ShardUnit::~ShardUnit() {
+  bool flying = reducing_ && Communicator::give_up(reduced_);
+  if (!waited_) flying = Communicator::give_up(full_.arrival) || flying;
+  for (const Copy& copy : orphans_) flying = Communicator::give_up(copy.arrival) || flying;
+  if (!flying) return;
+  try {  // memory is freed in the order of compute
+    const Event gathers = device_.record(Stream::Gather), reductions = device_.record(Stream::Reduce);
+    device_.wait(Stream::Compute, gathers);
+    device_.wait(Stream::Compute, reductions);
+  } catch (...) {  // a device that has failed says so where it is waited for
+  }
+}
+
 // Elements of the rank's shard.
 void ShardUnit::fill(const FlatLayout& layout, const std::vector<int>& params, int rank, float* shard) const {
   for (const FlatLayout::Piece& piece : layout.pieces(rank))
@@ -195,6 +208,11 @@ void ShardUnit::evict(Then then) {
   waited_ = false;
 }
 
+void ShardUnit::finish_gathers() {
+  for (const Copy& copy : orphans_) device_.wait(Stream::Compute, copy.arrival);
+  orphans_.clear();
+}
+
 void ShardUnit::parameters_changed() {
   if (!replicated()) return evict();
   check(leases_ == 0, "{}: parameters changed while leased", spec_.name);
@@ -233,6 +251,8 @@ Buffer ShardUnit::whole_values(Pass pass) {
 // ---- gradients ------------------------------------------------------------------------------------------------------
 
 void ShardUnit::begin_step() {
+  finish_gathers();
+  finish_reduction();  // of a step that was abandoned: it adds to what is zero from here on
   std::fill(written_.begin(), written_.end(), false);
   device_.zero(Stream::Compute, gradient_.data(), gradient_.bytes());
   if (running_) running_->clear(device_);
@@ -280,11 +300,7 @@ void ShardUnit::finish_reduction() {
   reducing_.reset();
 }
 
-void ShardUnit::abandon_step() {
-  running_.reset();
-  reducing_.reset();
-  reduced_ = {};
-}
+void ShardUnit::abandon_step() noexcept { running_.reset(); }
 
 // ---- what the optimizer sees ----------------------------------------------------------------------------------------
 

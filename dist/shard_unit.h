@@ -56,6 +56,8 @@ class ShardUnit final : public ParamSource {
 
   // ledger_name: what its collectives are counted under ("block" for every block).
   ShardUnit(UnitSpec spec, std::string ledger_name, Device& device, Communicator& comm, const UnitOptions& options);
+  // With a collective in flight, as after an exception, its communicator fails: see Communicator::give_up().
+  ~ShardUnit() override;
   ShardUnit(const ShardUnit&) = delete;
   ShardUnit& operator=(const ShardUnit&) = delete;
 
@@ -64,6 +66,7 @@ class ShardUnit final : public ParamSource {
   Lease acquire(Pass pass);
   enum class Then { Done, UsedAgain };  // in this step: the 1-D parameters stay until the unit is evicted for good
   void evict(Then then = Then::Done);
+  void finish_gathers();      // of copies that were evicted in flight
   void parameters_changed();  // after the optimizer: full copies are stale; replicas start to be refreshed
   void finish_refresh();
   bool resident() const { return replicated() || static_cast<bool>(full_); }
@@ -79,13 +82,15 @@ class ShardUnit final : public ParamSource {
   }
 
   // ---- gradients
-  void begin_step();  // gradients are zero again
+  void begin_step();  // gradients are zero again, and nothing is in flight of a step that was abandoned
   // The buffer that backwards of this unit add to until the next reduce(). lifetime: Workspace if it is reduced at the
   // end of the same action, Gradients if it outlives it.
   UnitGradients& gradients(Tag lifetime);
   void reduce();  // starts the reduction of that buffer; at most one in flight
   void finish_reduction();
-  void abandon_step();  // after a step that failed: nothing of its gradients is left
+  // After a step that failed; neither waits nor throws. A reduction in flight keeps its buffer until the next step
+  // begins.
+  void abandon_step() noexcept;
   bool written(int i) const { return written_[static_cast<std::size_t>(i)]; }  // in this step, by any backward
 
   // ---- what this rank's optimizer sees

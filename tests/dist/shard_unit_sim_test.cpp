@@ -421,6 +421,75 @@ TEST(ShardUnit, ContributionsMadeWhileAReductionFliesAreNotLost) {
   }
 }
 
+// Whoever gets the memory that was given back writes to it.
+std::vector<Buffer> written_over(CpuDevice& device) {
+  std::vector<Buffer> buffers;
+  for (int i = 0; i < 4; ++i) {
+    buffers.emplace_back(device.memory, 4 * kTrainable, Tag::Workspace);
+    std::fill_n(buffers.back().data<float>(), kTrainable, NAN);
+  }
+  return buffers;
+}
+
+TEST(ShardUnit, NothingOfAnAbandonedStepReachesTheNextOne) {
+  for (const Strategy strategy : kStrategies)
+    for (const int reductions : {1, 2}) {
+      Whole whole;
+      on_ranks(
+          2,
+          [&](Communicator& comm) {
+            CpuDevice device;
+            ShardUnit unit(odd_unit(), "block", device, comm,
+                           {.strategy = strategy, .reductions_per_step = reductions});
+            unit.begin_step();
+            contribute(unit, comm.rank(), Tag::Workspace, 1);
+            unit.prefetch(Pass::Backward);
+            unit.reduce();
+            unit.evict();
+            unit.abandon_step();
+            written_over(device);
+            unit.begin_step();
+            EXPECT_EQ(device.memory.live(Tag::Workspace) + device.memory.live(Tag::Gathered), 0);
+            for (int p = 0; p < 6; ++p) EXPECT_FALSE(unit.written(p));
+            contribute(unit, comm.rank(), Tag::Workspace, 0);
+            unit.reduce();
+            unit.finish_reduction();
+            whole.add(unit, unit.normed(), &ShardUnit::OwnedPiece::gradient);
+          },
+          microseconds(3000));
+      EXPECT_EQ(whole.values(), expected_sums(odd_unit(), 2, 1)) << name_of(strategy) << ", " << reductions;
+    }
+}
+
+// It cannot wait; so nobody is told later that the collective has ended.
+TEST(ShardUnit, EndsItsCommunicatorWhenItIsDestroyedWithACollectiveInFlight) {
+  enum class InFlight { Nothing, Gather, EvictedGather, Refresh, Reduction };
+  using enum InFlight;
+  for (const InFlight what : {Nothing, Gather, EvictedGather, Refresh, Reduction})
+    on_ranks(
+        2,
+        [&](Communicator& comm) {
+          CpuDevice device;
+          {
+            const auto strategy = what == Refresh ? Strategy::Gradients : Strategy::Full;
+            ShardUnit unit(odd_unit(), "block", device, comm, {.strategy = strategy});
+            unit.begin_step();
+            contribute(unit, comm.rank(), Tag::Workspace);
+            if (what == Refresh) unit.parameters_changed();
+            if (what == Reduction) unit.reduce();
+            if (what == Nothing || what == Gather || what == EvictedGather) unit.prefetch(Pass::Backward);
+            if (what == Nothing || what == EvictedGather) unit.evict();
+            if (what == Nothing) unit.finish_gathers();
+          }
+          written_over(device);
+          const std::string text = message_of([&] { comm.barrier({"end", Pass::Step}); });
+          EXPECT_EQ(text.find("block 3") != std::string::npos, what != Nothing) << text;
+          EXPECT_EQ(text.find("its memory was given back before its end") != std::string::npos, what != Nothing)
+              << text;
+        },
+        microseconds(3000));
+}
+
 TEST(ShardUnit, AFullGradientLivesUntilItsReductionOnly) {
   for (const Tag lifetime : {Tag::Workspace, Tag::Gradients})
     on_ranks(2, [&](Communicator& comm) {

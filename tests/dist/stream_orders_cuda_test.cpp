@@ -32,6 +32,7 @@ class Steps {
 
   Floats run() {
     for (int step = 0; step < 2; ++step) {
+      if (step == 1) abandoned_step();
       a_.begin_step();
       b_.begin_step();
       first_micro_batch(2 * step);
@@ -57,6 +58,23 @@ class Steps {
   }
 
  private:
+  // With reductions and a gather in flight. Whoever gets memory next writes to it.
+  void abandoned_step() {
+    a_.begin_step();
+    b_.begin_step();
+    backward(b_, 4);
+    backward(a_, 5);
+    b_.evict();
+    b_.prefetch(Pass::Backward);
+    b_.evict();
+    a_.evict();
+    a_.abandon_step();
+    b_.abandon_step();
+    for (const std::int64_t bytes : {toy::kTrainable * 4, toy::kTrainable * 2, toy::kFrozen * 4, toy::kFrozen * 2}) {
+      const Buffer other(device_.memory, bytes, Tag::Workspace);
+      device_.zero(Stream::Compute, other.data(), other.bytes());
+    }
+  }
   void first_micro_batch(int k) {
     a_.prefetch(Pass::Forward);
     b_.prefetch(Pass::Forward);
@@ -131,6 +149,14 @@ OfRanks on_cpus(int ranks, Strategy strategy, DType compute) {
   return values;
 }
 
+void run_on_gpus(cuda_emu::Machine& machine, Moved moved, const std::function<void(Communicator&, CudaDevice&)>& body) {
+  const auto make = [&](std::unique_ptr<Transport> messages, int rank, int size) {
+    return moved == Moved::Nccl ? make_nccl_transport(std::move(messages), rank, size)
+                                : make_staged_transport(std::move(messages), rank, size, 32);
+  };
+  run_cuda_ranks(machine, 2, {}, make, body, moved == Moved::Nccl ? Gpus::OneEach : Gpus::OneForAll);
+}
+
 OfRanks on_gpus(Moved moved, std::uint64_t seed, Strategy strategy, DType compute) {
   const int ranks = moved == Moved::Alone ? 1 : 2, devices = moved == Moved::Nccl ? 2 : 1;
   cuda_emu::Machine machine(
@@ -142,15 +168,10 @@ OfRanks on_gpus(Moved moved, std::uint64_t seed, Strategy strategy, DType comput
     comm->use_memory_of(device);
     values[0] = Steps(*comm, device, strategy, compute).run();
   } else {
-    const auto make = [&](std::unique_ptr<Transport> messages, int rank, int size) {
-      return moved == Moved::Nccl ? make_nccl_transport(std::move(messages), rank, size)
-                                  : make_staged_transport(std::move(messages), rank, size, 32);
-    };
-    const auto body = [&](Communicator& comm, CudaDevice& device) {
+    run_on_gpus(machine, moved, [&](Communicator& comm, CudaDevice& device) {
       comm.use_memory_of(device);
       values[static_cast<std::size_t>(comm.rank())] = Steps(comm, device, strategy, compute).run();
-    };
-    run_cuda_ranks(machine, ranks, {}, make, body, devices == 2 ? Gpus::OneEach : Gpus::OneForAll);
+    });
   }
   EXPECT_EQ(machine.findings(), std::vector<std::string>{});
   for (int d = 0; d < devices; ++d) EXPECT_EQ(machine.used_bytes(d), 0U);
@@ -189,6 +210,44 @@ TEST(StreamOrders, of_a_gather_that_does_not_begin) {
     }
     EXPECT_EQ(machine.findings(), std::vector<std::string>{});
   }
+}
+
+// What was enqueued for it may still write to memory that somebody else has by now.
+TEST(StreamOrders, of_a_unit_that_ends_with_collectives_in_flight) {
+  for (const Moved moved : {Moved::Nccl, Moved::Staged})
+    for (std::uint64_t seed = 0; seed < 8; ++seed) {
+      const int devices = moved == Moved::Nccl ? 2 : 1;
+      cuda_emu::Machine machine(
+          {.seed = seed, .devices = devices, .blocks_apart = 0, .guarded = false, .late_collectives = true});
+      const auto body = [&](Communicator& comm, CudaDevice& device) {
+        comm.use_memory_of(device);
+        {
+          ShardUnit unit(toy::odd_unit(), "block", device, comm, {});
+          unit.begin_step();
+          UnitGradients& gradients = unit.gradients(Tag::Workspace);
+          const Floats ones(toy::kTrainable, 1.0F);
+          device.write(Stream::Compute, gradients.data(0), ones.data(), toy::kTrainable * 4);
+          unit.reduce();
+          unit.prefetch(Pass::Backward);
+        }
+        std::vector<Buffer> others;
+        for (const std::int64_t elements : {toy::kTrainable, toy::kTrainable, toy::kTrainable / 2, toy::kTrainable / 2,
+                                            toy::kFrozen + 1, (toy::kFrozen + 1) / 2}) {
+          others.emplace_back(device.memory, elements * 4, Tag::Workspace);
+          device.zero(Stream::Compute, others.back().data(), others.back().bytes());
+        }
+        for (const Stream stream : {Stream::Gather, Stream::Reduce}) device.record(stream).wait();
+        for (const Buffer& other : others) {
+          Floats values(static_cast<std::size_t>(other.bytes() / 4));
+          device.read(Stream::Compute, values.data(), other.data(), other.bytes());
+          EXPECT_EQ(values, Floats(values.size(), 0.0F)) << "seed " << seed;
+        }
+        EXPECT_THROW(comm.barrier({"end", Pass::Step}), Error);
+      };
+      run_on_gpus(machine, moved, body);
+      EXPECT_EQ(machine.findings(), std::vector<std::string>{});
+      ASSERT_FALSE(::testing::Test::HasFailure()) << "seed " << seed;
+    }
 }
 
 TEST(StreamOrders, of_the_state_of_an_optimizer) {

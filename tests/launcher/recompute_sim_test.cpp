@@ -1,6 +1,8 @@
 // What can go wrong when an operation runs again, or when a value comes back, under the policies that make it happen.
 #include <gtest/gtest.h>
 
+#include <atomic>
+
 #include "tests/launcher/faulty_block.h"
 #include "tests/launcher/training_run.h"
 
@@ -43,6 +45,35 @@ TEST(FailingRerun, EndsTheStepNamingBlockAndOperationUnderEveryPolicy) {
     EXPECT_NE(text.find("block 1 "), std::string::npos) << policy.policy << ": " << text;
     EXPECT_NE(text.find("rerun of fault: the table is not there any more"), std::string::npos) << text;
   }
+}
+
+// With a reduction, a gather and copies in flight, of which nothing may reach the step that is taken instead.
+TEST(FailingRerun, OfEveryRankLeavesAStepThatCanBeTakenAgain) {
+  for (const PolicyOptions& policy :
+       {PolicyOptions{.policy = "full"}, PolicyOptions{.policy = "full", .offload = {.names = {"all"}}}})
+    for (const Strategy strategy : {Strategy::Full, Strategy::Gradients, Strategy::Optimizer, Strategy::None}) {
+      SCOPED_TRACE(
+          fmt::format("{} marks offloaded, strategy {}", policy.offload.names.size(), static_cast<int>(strategy)));
+      RunSetup s = setup(policy);
+      s.strategy = strategy;
+      const RunResult expected = train(s);
+      s.delay = std::chrono::milliseconds(1);
+      s.retries = 1;
+      const auto failed = std::make_shared<std::atomic<int>>(0);
+      s.make = [&](const RunSetup& of, int) {
+        Model model = make_model(of.model);
+        put_fault(model, 1, [failed, runs = std::make_shared<int>(0)](std::uint64_t step, float*, std::int64_t) {
+          if (step == 1 && ++*runs == 2 && ++*failed) throw Error("not this time");
+        });
+        return model;
+      };
+      const RunResult again = train(s);
+      EXPECT_EQ(*failed, 2);
+      EXPECT_EQ(again.losses, expected.losses);
+      EXPECT_EQ(again.norms, expected.norms);
+      EXPECT_EQ(again.gradients, expected.gradients);
+      EXPECT_EQ(again.parameters, expected.parameters);
+    }
 }
 
 // A counter, a cache, a random number outside the key: the second run makes other numbers, and training would go on.

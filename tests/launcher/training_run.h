@@ -39,6 +39,8 @@ struct RunSetup {
   // Makes the model of a rank; empty: make_model(model).
   std::function<Model(const RunSetup&, int rank)> make{};
   std::vector<int> evaluate_before;           // steps (from 0) before which an evaluation runs
+  std::chrono::microseconds delay{0};         // of each collective
+  int retries = 0;                            // of steps that fail, alike on every rank
   std::int64_t audit = 0;                     // see StackOptions::audit_every
   std::function<void(CpuDevice&)> prepare{};  // slows the copies of a rank's device down, or breaks one
 };
@@ -131,6 +133,16 @@ inline void collect(Trainer& trainer, RunResult& result, std::mutex& mutex) {
     }
 }
 
+inline StepReport step_with_retries(Trainer& trainer, const std::vector<Batch>& batches, int retries) {
+  for (;; --retries) try {
+      return trainer.step(batches);
+    } catch (const PeerFailed&) {
+      throw;
+    } catch (const Error&) {
+      if (retries == 0) throw;
+    }
+}
+
 // One rank's part of a run. result is filled by rank 0, gradients and parameters by all.
 inline void run_rank(const RunSetup& s, const Model& model, Communicator& comm, RunResult& result, std::mutex& mutex) {
   std::vector<Allocator::Event> events;  // outlives the device, whose log it is
@@ -152,7 +164,7 @@ inline void run_rank(const RunSetup& s, const Model& model, Communicator& comm, 
     if (first) result.before = device.memory.live_by_tag();
     trainer.trace().runs.clear();
     trainer.trace().reruns.clear();
-    const StepReport report = trainer.step(batches);
+    const StepReport report = step_with_retries(trainer, batches, s.retries);
     device.memory.log = nullptr;
     if (!first) continue;
     result.losses.push_back(report.loss);
@@ -177,6 +189,7 @@ inline RunResult train(const RunSetup& s) {
   const Model model = make_model(s.model);
   SimOptions options;
   options.checked = true;
+  options.delay = s.delay;
   run_ranks(s.world, options, [&](Communicator& comm) {
     if (s.make) return run_rank(s, s.make(s, comm.rank()), comm, result, mutex);
     run_rank(s, model, comm, result, mutex);
