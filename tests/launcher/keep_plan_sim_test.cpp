@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/launcher/keep_plans.h"
+#include "tests/launcher/reruns_by_hand.h"
 
 namespace regather::testing {
 namespace {
@@ -86,6 +87,78 @@ TEST(KeepPlan, WhatWaitsInHostMemoryIsPlannedToTheByteAndNumbersStayTheSame) {
       EXPECT_TRUE(differences(none.collectives.back(), r.collectives.back()).empty());
     }
   }
+}
+
+// A block's own names; without any, nothing or all that is costly.
+KeptNames kept_by(const RunSetup& s, const SavePlan& plan) {
+  KeptNames kept;
+  if (plan.marks.empty() && plan.unmarked == Placement::Keep) kept = costly_by_hand(s);
+  for (const Placement there : {Placement::Keep, Placement::Offload})
+    for (const std::string& name : plan.placed(there)) kept.insert(name);
+  return kept;
+}
+// What ran, against what these sets leave out: operation by operation, and in flops. The last block keeps what is
+// costly, whatever its set: its backward comes first.
+void expect_reruns(const RunSetup& s, const std::vector<KeptNames>& kept_by_block) {
+  Reruns expected;
+  const auto tokens = static_cast<double>(s.micro_batch * s.sequence);
+  for (int m = 0; m < s.plan.micro_batches; ++m)
+    for (std::size_t b = 0; b < kept_by_block.size(); ++b)
+      expected.add(s, b + 1 < kept_by_block.size() ? kept_by_block[b] : costly_by_hand(s), tokens);
+  const RunResult r = train(s);
+  EXPECT_EQ(r.recomputed_flops, expected.flops);
+  EXPECT_EQ(r.reruns, expected.operations);
+}
+
+std::vector<RunSetup> small_ones() {
+  std::vector<RunSetup> all;
+  for (const char* type : {"gpt2", "llama"})
+    for (const int world : {1, 2}) {
+      RunSetup s = setup_of(type);
+      if (s.model.type == "llama") s.model.ffn_hidden = 48;
+      s.world = world;
+      s.steps = 1;
+      all.push_back(s);
+    }
+  return all;
+}
+
+TEST(Recompute, OfAPlanWithinABudgetIsWhatItsKeepSetsLeaveOut) {
+  for (RunSetup s : small_ones()) {
+    s.model.layers = 3;
+    s.plan.micro_batches = s.world;
+    const Range range = range_of(s);
+    std::set<std::vector<KeptNames>> seen;
+    const auto expect = [&](const KeepPlan& plan) {
+      std::vector<KeptNames> kept;
+      for (const SavePlan& of_block : plan.blocks) kept.push_back(kept_by(s, of_block));
+      expect_reruns(under(s, plan), kept);
+      seen.insert(kept);
+    };
+    for (const int part : {0, 4, 7, 10}) {
+      SCOPED_TRACE(fmt::format("{}, {} ranks, part {}", s.model.type, s.world, part));
+      expect(plan_within(s, range.least + (range.most - range.least) * part / 10));
+    }
+    EXPECT_EQ(seen.size(), 4U) << "budgets that tell nothing apart";
+    if (s.world == 1) continue;
+    SCOPED_TRACE(s.model.type + ", some of it in host memory");
+    const KeepPlan plan = make_keep_plan(moving(s, range.least), make_model(s.model), s.world, copying_at(1e12));
+    EXPECT_GT(plan.frontier[plan.chosen].host, 0);
+    expect(plan);
+  }
+}
+
+TEST(Recompute, OfKeptNamesIsWhatTheyLeaveOutInHostMemoryOrNot) {
+  for (RunSetup s : small_ones())
+    for (const std::vector<std::string>& names :
+         {std::vector<std::string>{"attn.qkv"}, {"attn.core", "mlp.up"}, {"attn.out", "mlp.norm"}, {"mid", "mlp.act"}})
+      for (const bool moves : {false, true}) {
+        SCOPED_TRACE(fmt::format("{}, {} ranks, {} and another, {}", s.model.type, s.world, names[0], moves));
+        s.policy = {.policy = "selective", .keep = {{.layers = {0, 2}, .keep = names}}};
+        if (moves) s.policy.offload.names = {"marks"};
+        const KeptNames kept(names.begin(), names.end());
+        expect_reruns(s, {kept, {}, kept, {}});
+      }
 }
 
 TEST(KeepPlan, AsMuchAsNoneNeedsKeepsWhatNoneKeeps) {
