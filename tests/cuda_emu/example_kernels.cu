@@ -153,6 +153,7 @@ __global__ void reads_uninitialised_shared_kernel(float* to) { store(to, block_s
 __global__ void store_past_end_kernel(float* x, int n) {
   if (global_index() <= n) store(x + global_index(), 1.0F);
 }
+__global__ void plain_store_past_end_kernel(float* x, int n) { x[n] = 1.0F; }
 __global__ void load_misaligned_kernel(float* to, const float* from) {
   store(to, load(reinterpret_cast<const Float4*>(from + 1)).v[0]);
 }
@@ -272,6 +273,9 @@ void reads_uninitialised_shared(float* to, Stream s) {
 }
 void store_past_end(float* x, int n, Stream s) {
   launch("store_past_end", store_past_end_kernel, for_elements(n + 1, 64), 64, 0, s, x, n);
+}
+void plain_store_past_end(float* x, int n, Stream s) {
+  launch("plain_store_past_end", plain_store_past_end_kernel, 1, 1, 0, s, x, n);
 }
 void load_misaligned(float* to, const float* from, Stream s) {
   launch("load_misaligned", load_misaligned_kernel, 1, 1, 0, s, to, from);

@@ -36,6 +36,7 @@ void shuffle_in_branch(float* x, Stream stream);
 void shuffle_outside_mask(float* x, Stream stream);
 void reads_uninitialised_shared(float* to, Stream stream);
 void store_past_end(float* x, int n, Stream stream);
+void plain_store_past_end(float* x, int n, Stream stream);  // without store()
 void load_misaligned(float* to, const float* from, Stream stream);
 void fault_before_barrier(float* x, int n, Stream stream);
 void atomic_past_end(float* x, int n, Stream stream);

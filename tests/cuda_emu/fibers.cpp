@@ -31,23 +31,38 @@ struct KnownStack {
 FiberPool::FiberPool() = default;
 FiberPool::~FiberPool() {
   stopping_ = true;
-  for (Fiber* fiber : idle_)
+  for (const auto& fiber : all_)
     if (fiber->context) resume(*fiber);
 }
 
+std::vector<FiberPool::Fiber*>& FiberPool::idle_of_this_stream() {
+  const auto found = idle_.find(this_fiber());
+  if (found != idle_.end() && !found->second.empty()) return found->second;
+  const Unseen unseen;
+  std::vector<Fiber*>& idle = idle_[this_fiber()];
+  idle.push_back(all_.emplace_back(std::make_unique<Fiber>()).get());
+  idle.reserve(all_.size());  // to come back allocates nothing
+  idle.back()->home = &idle;
+  return idle;
+}
+
 FiberPool::Fiber& FiberPool::idle_fiber() {
-  if (idle_.empty()) idle_.push_back(all_.emplace_back(std::make_unique<Fiber>()).get());
-  Fiber& fiber = *idle_.back();
-  idle_.pop_back();
-  if (!fiber.context)
-    fiber.context = boost::context::fiber(std::allocator_arg, KnownStack{&fiber}, [this, &fiber](auto&& scheduler) {
-      entered_stack(nullptr, &scheduler_bottom_, &scheduler_bytes_);
-      scheduler_ = std::move(scheduler);
-      main_of(fiber);
-      leaving_stack(nullptr, scheduler_bottom_, scheduler_bytes_);
-      return std::move(scheduler_);
-    });
+  std::vector<Fiber*>& idle = idle_of_this_stream();
+  Fiber& fiber = *idle.back();
+  idle.pop_back();
+  if (!fiber.context) begin(fiber);
   return fiber;
+}
+
+void FiberPool::begin(Fiber& fiber) {
+  const Unseen unseen;
+  fiber.context = boost::context::fiber(std::allocator_arg, KnownStack{&fiber}, [this, &fiber](auto&& scheduler) {
+    entered_stack(nullptr, &scheduler_bottom_, &scheduler_bytes_);
+    scheduler_ = std::move(scheduler);
+    main_of(fiber);
+    leaving_stack(nullptr, scheduler_bottom_, scheduler_bytes_);
+    return std::move(scheduler_);
+  });
 }
 
 // A CUDA thread that is one of ThreadSanitizer's threads is also one that uses this stack: it would take what another
@@ -61,7 +76,7 @@ void FiberPool::main_of(Fiber& fiber) {
       fiber.work();
       fiber.work = nullptr;
       fiber.sanitizer = nullptr;  // that CUDA thread has ended
-      idle_.push_back(&fiber);
+      fiber.home->push_back(&fiber);
     }
     if (apart) return switch_fiber(scheduler_sanitizer_);
   }

@@ -5,6 +5,7 @@
 #include <boost/context/fiber.hpp>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -18,6 +19,7 @@ class FiberPool {
     std::size_t stack_bytes = 0;
     void* fake_stack = nullptr;  // AddressSanitizer's
     void* sanitizer = nullptr;   // ThreadSanitizer's, of the CUDA thread that it runs
+    std::vector<Fiber*>* home;   // where it is while it is idle
     std::function<void()> work;  // what it does at the next resume, when it is idle
   };
 
@@ -31,10 +33,13 @@ class FiberPool {
   void wait();                // called on a fiber: back to the scheduler, until resumed
 
  private:
+  std::vector<Fiber*>& idle_of_this_stream();
+  void begin(Fiber& fiber);
   void main_of(Fiber& fiber);
 
   std::vector<std::unique_ptr<Fiber>> all_;
-  std::vector<Fiber*> idle_;
+  // By what ThreadSanitizer takes a stream for: what two streams do on one stack it would take for a race.
+  std::map<const void*, std::vector<Fiber*>> idle_;
   Fiber* running_ = nullptr;
   bool stopping_ = false;
   boost::context::fiber scheduler_;

@@ -36,7 +36,10 @@ void Grid::run() {
   running_grid = nullptr;
 }
 
-void Grid::report(const std::string& text) { state_.report(fmt::format("kernel {}: {}", name_, text)); }
+void Grid::report(const std::string& text) {
+  const Unseen unseen;
+  state_.report(fmt::format("kernel {}: {}", name_, text));
+}
 
 void Grid::arrange(std::vector<std::size_t>& order) {
   if (state_.options.order == ThreadOrder::Reverse) std::reverse(order.begin(), order.end());
@@ -74,7 +77,18 @@ void Grid::begin_block(std::size_t number) {
 void Grid::run_block(std::size_t number, const std::vector<std::size_t>& order) {
   begin_block(number);
   order_ = &order;
-  release(&orders_[kStart]);
+  if (apart_) release(&orders_[kStart]);
+  run_threads(number);
+  count_sectors();
+  shared_.clear();
+  for (Thread& thread : threads_)
+    if (apart_) delete_fiber(thread.sanitizer);
+}
+
+void Grid::run_threads(std::size_t block) {
+  std::optional<Seen> seen;
+  if (!apart_) seen.emplace();
+  const std::vector<std::size_t>& order = *order_;
   while (live_ > 0) {
     bool moved = false;
     while (next_ < order.size()) {
@@ -98,15 +112,11 @@ void Grid::run_block(std::size_t number, const std::vector<std::size_t>& order) 
       moved = true;
     }
     if (moved) continue;
-    if (!abandoned_) describe_deadlock(number);
+    if (!abandoned_) describe_deadlock(block);
     abandoned_ = true;
     for (Thread& thread : threads_)
       if (thread.state == ThreadState::AtBarrier || thread.state == ThreadState::InExchange) resume(thread);
   }
-  count_sectors();
-  shared_.clear();
-  for (Thread& thread : threads_)
-    if (apart_) delete_fiber(thread.sanitizer);
 }
 
 // Where ThreadSanitizer tells CUDA threads apart each is a fiber of its own; elsewhere those that never wait share one.
@@ -123,13 +133,14 @@ void Grid::run_thread(std::size_t index) {
   Thread& thread = threads_[index];
   this_thread = &thread.context;
   thread.state = ThreadState::Ready;
-  acquire(&orders_[kStart]);
+  if (apart_) acquire(&orders_[kStart]);
   try {
-    const Seen seen;
+    std::optional<Seen> seen;
+    if (apart_) seen.emplace();
     if (!abandoned_) body_();
   } catch (const Abandoned&) {
   }
-  release(&orders_[kEnd]);
+  if (apart_) release(&orders_[kEnd]);
   thread.state = ThreadState::Done;
   --live_;
 }

@@ -5,6 +5,7 @@
 #include <array>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -12,6 +13,7 @@
 
 #include "tests/cuda_emu/device_code.h"
 #include "tests/cuda_emu/fibers.h"
+#include "tests/cuda_emu/sanitizers.h"
 #include "tests/cuda_emu/state.h"
 #undef threadIdx
 #undef blockIdx
@@ -99,6 +101,7 @@ class Grid {
     throw Abandoned{};
   }
   static Grid& running();  // the launch that the calling device code belongs to
+  bool threads_apart() const { return apart_; }
   void report(const std::string& text);
 
  private:
@@ -109,6 +112,7 @@ class Grid {
   void arrange(std::vector<std::size_t>& order);
   void begin_block(std::size_t number);
   void run_block(std::size_t number, const std::vector<std::size_t>& order);
+  void run_threads(std::size_t block);
   void run_threads_from(std::size_t thread);
   void run_thread(std::size_t index);
   void end_thread(Thread& thread);
@@ -136,13 +140,23 @@ class Grid {
   std::unique_ptr<char[]> orders_ = std::make_unique<char[]>(kOrders);  // of this launch alone
   bool abandoned_ = false;
   int begun_ = 0;       // blocks
-  bool apart_ = false;  // every thread of this block is one of ThreadSanitizer's
+  bool apart_ = false;  // every thread of this block is one of ThreadSanitizer's; others are their stream, in its order
   // The barrier.
   std::size_t live_ = 0, arrived_ = 0;
   unsigned generation_ = 0;
   Place barrier_place_{};
   bool any_ = false, all_ = true;
   std::array<bool, 2> any_result_{}, all_result_{};
+};
+
+// What device code calls. Where threads are their stream, what they do here is seen: ThreadSanitizer takes long to
+// begin to ignore something where the calls of many waiting threads lie on one stack.
+struct DeviceCall {
+  DeviceCall() {
+    if (grid.threads_apart()) unseen.emplace();
+  }
+  Grid& grid = Grid::running();
+  std::optional<Unseen> unseen;
 };
 
 }  // namespace cuda_emu

@@ -38,13 +38,13 @@ bool Grid::block_barrier(Vote vote, bool mine, Place place) {
   }
   any_ = any_ || mine;
   all_ = all_ && mine;
-  cuda_emu::release(&orders_[kSync]);
+  if (apart_) cuda_emu::release(&orders_[kSync]);
   const unsigned now = generation_;
   if (arrived_ == threads_.size())
     release_barrier();
   else
     while (generation_ == now) wait_as(ThreadState::AtBarrier);
-  acquire(&orders_[kSync]);
+  if (apart_) acquire(&orders_[kSync]);
   return vote == Vote::Any ? any_result_[now & 1] : vote == Vote::All ? all_result_[now & 1] : false;
 }
 
@@ -69,7 +69,7 @@ unsigned Grid::exchange(unsigned mask, std::uint64_t mine, Place place, bool ord
   }
   warp_exchange.values[now & 1][static_cast<std::size_t>(lane)] = mine;
   warp_exchange.arrived |= 1U << lane;
-  if (orders_memory) cuda_emu::release(warp_exchange.order.get());
+  if (apart_ && orders_memory) cuda_emu::release(warp_exchange.order.get());
   if (warp_exchange.arrived == (mask & existing_lanes())) {
     if (work) work(warp_exchange.values[now & 1]);
     warp_exchange.arrived = 0;
@@ -79,7 +79,7 @@ unsigned Grid::exchange(unsigned mask, std::uint64_t mine, Place place, bool ord
   } else {
     while (warp_exchange.generation == now) wait_as(ThreadState::InExchange);
   }
-  if (orders_memory) acquire(warp_exchange.order.get());
+  if (apart_ && orders_memory) acquire(warp_exchange.order.get());
   return now;
 }
 
@@ -93,16 +93,16 @@ void Grid::as_one_warp(void* mine, WarpWork work, Place place) {
 // ---- what device code calls -----------------------------------------------------------------------------------------
 
 bool block_barrier(Vote vote, bool mine, Place place) {
-  const Unseen unseen;
-  return Grid::running().block_barrier(vote, mine, place);
+  const DeviceCall call;
+  return call.grid.block_barrier(vote, mine, place);
 }
 void warp_barrier(unsigned mask, Place place) {
-  const Unseen unseen;
-  Grid::running().exchange(mask, 0, place, true);
+  const DeviceCall call;
+  call.grid.exchange(mask, 0, place, true);
 }
 std::uint64_t warp_read(unsigned mask, std::uint64_t mine, int lane, Place place) {
-  const Unseen unseen;
-  Grid& grid = Grid::running();
+  const DeviceCall call;
+  Grid& grid = call.grid;
   const unsigned now = grid.exchange(mask, mine, place, false), existing = grid.existing_lanes();
   if (lane < 0 || lane > 31 || (mask >> lane & 1U) == 0)
     grid.fault(
@@ -113,8 +113,8 @@ std::uint64_t warp_read(unsigned mask, std::uint64_t mine, int lane, Place place
   return grid.value_of(now, lane);
 }
 unsigned warp_ballot(unsigned mask, bool mine, Place place) {
-  const Unseen unseen;
-  Grid& grid = Grid::running();
+  const DeviceCall call;
+  Grid& grid = call.grid;
   const unsigned now = grid.exchange(mask, mine ? 1 : 0, place, false), voters = mask & grid.existing_lanes();
   unsigned votes = 0;
   for (int lane = 0; lane < 32; ++lane)

@@ -30,7 +30,7 @@ void* Grid::shared_memory(const void* key, std::size_t bytes) {
   std::size_t statics = key == this ? 0 : bytes;
   for (const auto& variable : shared_) {
     if (variable->key() == key) {
-      acquire(variable->data());
+      if (apart_) acquire(variable->data());
       return variable->data();
     }
     if (variable->key() != this) statics += variable->bytes();
@@ -110,16 +110,16 @@ void Grid::count_sectors() {
 
 // Load and store are inlined: where this returns to is the access in the kernel.
 void count_access(Access access, const void* data, std::size_t bytes) {
-  const Unseen unseen;
-  Grid::running().count_access(access, data, bytes, __builtin_return_address(0));
+  const DeviceCall call;
+  call.grid.count_access(access, data, bytes, __builtin_return_address(0));
 }
 void* shared_memory(const void* key, std::size_t bytes) {
-  const Unseen unseen;
-  return Grid::running().shared_memory(key, bytes);
+  const DeviceCall call;
+  return call.grid.shared_memory(key, bytes);
 }
 void* dynamic_shared_memory() {
-  const Unseen unseen;
-  return Grid::running().dynamic_shared_memory();
+  const DeviceCall call;
+  return call.grid.dynamic_shared_memory();
 }
 
 }  // namespace cuda_emu

@@ -131,6 +131,17 @@ TEST_F(KernelFaults, a_missing_syncwarp_is_hidden_by_the_shuffle) {
   EXPECT_EQ(download(y, 1, stream), std::vector<float>{31});
 }
 
+// Blocks run one after another, so only ThreadSanitizer can tell.
+TEST_F(KernelFaults, blocks_that_add_to_one_place_without_an_atomic_give_the_sum_here) {
+  const auto add = [&] {
+    ok(cudaMemsetAsync(y, 0, sizeof(float), stream));
+    race_between_blocks(y, 3, stream);
+    return download(y, 1, stream);
+  };
+  if (kSeesRaces) return expect_race(add);
+  EXPECT_EQ(add(), std::vector<float>{3});
+}
+
 TEST_F(KernelFaults, a_barrier_in_a_branch_is_found) {
   barrier_in_branch(x, stream);
   cudaStreamSynchronize(stream);
@@ -246,6 +257,19 @@ using KernelFaultsDeathTest = KernelFaults;
 TEST_F(KernelFaultsDeathTest, a_host_that_follows_a_device_pointer_dies) {
   cudaStreamSynchronize(stream);
   EXPECT_DEATH(*static_cast<volatile float*>(x) = 1.0F, "");
+}
+
+// Loads and stores are checked by the emulator, everything else by AddressSanitizer alone.
+TEST_F(KernelFaultsDeathTest, a_store_past_the_end_without_the_helper_is_seen_by_addresssanitizer) {
+  const auto write = [&] {
+    plain_store_past_end(x, 256, stream);
+    ok(cudaStreamSynchronize(stream));
+  };
+  if (kSeesAddresses)
+    EXPECT_DEATH(write(), "AddressSanitizer: use-after-poison");
+  else
+    write();
+  expect_findings(machine, {});
 }
 
 TEST(KernelCounts, an_atomic_loads_and_stores) {

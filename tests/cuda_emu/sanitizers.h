@@ -1,8 +1,9 @@
 // What ThreadSanitizer and AddressSanitizer are told about emulated devices, and nothing in builds without them.
 // Invariant: the emulator's own code is not instrumented, so every ordering that ThreadSanitizer knows of comes from
 // the calls made here: enqueueing, events, host waits, collectives, barriers. Kernels and the code under test are
-// instrumented. What streams and CUDA threads do in the emulator is Unseen: copying and allocating, which are calls
-// that ThreadSanitizer replaces, too; what they access for the program is said by will_read and will_write.
+// instrumented. What streams and CUDA threads do in the emulator is Unseen, unless it is to memory of one launch alone:
+// copying and allocating, which are calls that ThreadSanitizer replaces, too; what they access for the program is said
+// by will_read and will_write.
 #pragma once
 #include <cstddef>
 
@@ -51,10 +52,11 @@ struct Seen {  // inside of Unseen
   Seen(const Seen&) = delete;
   Seen& operator=(const Seen&) = delete;
 };
-// Of a stream's work.
+inline void reads(const void* data, std::size_t bytes) { __tsan_read_range(const_cast<void*>(data), bytes); }
+// Of a stream's work, inside of Unseen.
 inline void will_read(const void* data, std::size_t bytes) {
   const Seen seen;
-  __tsan_read_range(const_cast<void*>(data), bytes);
+  reads(data, bytes);
 }
 inline void will_write(void* data, std::size_t bytes) {
   const Seen seen;
@@ -73,6 +75,7 @@ struct Unseen {
   ~Unseen() {}
 };
 using Seen = Unseen;
+inline void reads(const void*, std::size_t) {}
 inline void will_read(const void*, std::size_t) {}
 inline void will_write(void*, std::size_t) {}
 #endif

@@ -12,6 +12,12 @@ inline constexpr bool kSeesRaces = true;
 inline constexpr bool kSeesRaces = false;
 #endif
 
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kSeesAddresses = true;
+#else
+inline constexpr bool kSeesAddresses = false;
+#endif
+
 inline int seeds(int by_itself) {
   const char* factor = std::getenv("REGATHER_CUDA_SEEDS");
   return factor ? by_itself * std::stoi(factor) : by_itself;

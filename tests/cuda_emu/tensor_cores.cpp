@@ -60,16 +60,16 @@ std::uint16_t bf16_bits(float x) {
 }
 
 void warp_multiply(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], Place place) {
-  const Unseen unseen;
+  const DeviceCall call;
   Operands mine{c, a, b};
-  Grid::running().as_one_warp(&mine, multiply, place);
+  call.grid.as_one_warp(&mine, multiply, place);
 }
 
 void warp_load_matrices(std::uint32_t (&r)[4], const void* row, Transposed transposed, Place place) {
-  const Unseen unseen;
-  Grid& grid = Grid::running();
+  reads(row, 16);
+  const DeviceCall call;
+  Grid& grid = call.grid;
   grid.check_shared(row, 16, place);
-  will_read(row, 16);
   Rows mine{r, static_cast<const std::uint16_t*>(row)};
   grid.as_one_warp(&mine, transposed == Transposed::Yes ? distribute<true> : distribute<false>, place);
 }

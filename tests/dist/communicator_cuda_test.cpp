@@ -27,7 +27,8 @@ std::unique_ptr<Transport> make_staged(std::unique_ptr<Transport> below, int ran
 
 Backend on_gpus(const std::string& name, int ranks, std::uint64_t seed, Gpus gpus) {
   return {name + std::to_string(ranks), [=](const SimOptions& options, const auto& body) {
-            cuda_emu::Machine machine({.seed = seed, .devices = ranks, .guarded = false, .late_collectives = true});
+            cuda_emu::Machine machine(
+                {.seed = seed, .devices = ranks, .blocks_apart = 0, .guarded = false, .late_collectives = true});
             const auto through = [&](std::unique_ptr<Transport> below, int rank, int size) {
               auto inner = gpus == Gpus::OneEach
                                ? make_nccl_transport(std::move(below), rank, size)

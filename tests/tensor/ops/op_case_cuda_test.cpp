@@ -15,7 +15,7 @@ constexpr std::int64_t kStagingBytes = 64 << 10;
 class OnCuda {
  public:
   explicit OnCuda(cuda_emu::ThreadOrder order = cuda_emu::ThreadOrder::Forward)
-      : machine_({.devices = 1, .order = order, .guarded = false}) {}
+      : machine_({.devices = 1, .order = order, .blocks_apart = 1, .guarded = false}) {}
   Result run(const OpCase& c, const Setup& setup = {}) {
     CudaDevice device(0, 0, kStagingBytes);
     return testing::run(c, device, setup);
