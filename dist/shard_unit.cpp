@@ -234,15 +234,17 @@ void ShardUnit::finish_refresh() {
   full_.arrival = {};
 }
 
-Buffer ShardUnit::whole_values(Pass pass) {
+Buffer ShardUnit::whole_values(Part part, Pass pass) {
   const Allocator::Asking asking(device_.memory, spec_.name);
-  Buffer all(device_.memory, trainable_.padded() * kFloat, Tag::Gathered);
-  const std::int64_t begin = whole() ? 0 : trainable_.shard() * comm_.rank();
+  const FlatLayout& of = layout(part);
+  const Buffer& mine = part == Part::Frozen ? frozen_values_ : values_;
+  Buffer all(device_.memory, of.padded() * kFloat, Tag::Gathered);
+  const std::int64_t begin = whole() ? 0 : of.shard() * comm_.rank();
   device_.wait(Stream::Gather, device_.record(Stream::Compute));
-  device_.copy(Stream::Gather, at(all, begin), values_.data(), values_.bytes());
+  device_.copy(Stream::Gather, at(all, begin), mine.data(), mine.bytes());
   device_.wait(Stream::Compute, device_.record(Stream::Gather));
   if (!whole()) {
-    const GatherBuffer buffer{all.data(), trainable_.shard(), DType::F32};
+    const GatherBuffer buffer{all.data(), of.shard(), DType::F32};
     device_.wait(Stream::Compute, comm_.all_gather(std::span(&buffer, 1), label(pass)));
   }
   return all;

@@ -74,12 +74,12 @@ class ShardUnit final : public ParamSource {
   const std::vector<ParamInfo>& table() const override { return spec_.params; }
   const void* data(int i) override;
   DType dtype() const override { return options_.compute; }
-  // The trainable parameters whole and in fp32, as the optimizer has them, to be saved: value i of the table is at
-  // trainable_offset(i). Gathered where they are sharded, and waited for.
-  Buffer whole_values(Pass pass);
-  std::int64_t trainable_offset(int i) const {
-    return trainable_.offset(places_.at(static_cast<std::size_t>(i)).index);
-  }
+  // The parameters of one part whole and in fp32, the trainable as the optimizer has them, to be saved: value i of the
+  // table is at offset(i) of part_of(i). Gathered where they are sharded, and waited for.
+  enum class Part { Trainable, Frozen };
+  Buffer whole_values(Part part, Pass pass);
+  Part part_of(int i) const { return places_.at(static_cast<std::size_t>(i)).frozen ? Part::Frozen : Part::Trainable; }
+  std::int64_t offset(int i) const { return layout(part_of(i)).offset(places_[static_cast<std::size_t>(i)].index); }
 
   // ---- gradients
   void begin_step();  // gradients are zero again, and nothing is in flight of a step that was abandoned
@@ -108,6 +108,7 @@ class ShardUnit final : public ParamSource {
 
   const std::string& name() const { return spec_.name; }
   const std::string& ledger_name() const { return ledger_name_; }
+  const FlatLayout& layout(Part part) const { return part == Part::Frozen ? frozen_ : trainable_; }
   const FlatLayout& trainable_layout() const { return trainable_; }
   const FlatLayout& frozen_layout() const { return frozen_; }
   bool has_trainable() const { return trainable_.total() > 0; }

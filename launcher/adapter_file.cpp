@@ -1,8 +1,10 @@
 #include "launcher/adapter_file.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cctype>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "launcher/summary.h"
@@ -38,32 +40,46 @@ void check_tensors(const std::vector<NamedTensor>& tensors) {
           fmt::format("adapter tensor {} is {}, but has {} values", t.name, t.shape.to_string(), t.values.size()));
 }
 
+// A matrix of a pair may be frozen; the file has both.
+constexpr std::array kParts = {ShardUnit::Part::Trainable, ShardUnit::Part::Frozen};
+std::vector<int> adapters_in(const ShardUnit& unit, ShardUnit::Part part) {
+  std::vector<int> found;
+  for (int i = 0; i < std::ssize(unit.table()); ++i)
+    if (is_adapter(unit.table()[static_cast<std::size_t>(i)]) && unit.part_of(i) == part) found.push_back(i);
+  return found;
+}
+
 }  // namespace
 
 std::vector<NamedTensor> gather_adapters(StackRunner& stack, Device& device, Communicator& comm) {
   std::vector<NamedTensor> tensors;
   for (auto& unit : stack.units()) {
-    if (std::ranges::none_of(unit->table(), is_adapter)) continue;
-    const Buffer values = unit->whole_values(Pass::Save);
-    for (std::size_t i = 0; comm.rank() == 0 && i < unit->table().size(); ++i) {
-      const ParamInfo& info = unit->table()[i];
-      if (!is_adapter(info)) continue;
-      const HostView<float> view(device, values.data<float>() + unit->trainable_offset(static_cast<int>(i)),
-                                 info.shape.numel());
-      tensors.push_back({info.name, info.shape, {view.begin(), view.end()}});
+    std::map<int, NamedTensor> of_unit;  // by their place in its table
+    for (const ShardUnit::Part part : kParts) {
+      const std::vector<int> adapters = adapters_in(*unit, part);
+      if (adapters.empty()) continue;
+      const Buffer values = unit->whole_values(part, Pass::Save);
+      for (const int i : adapters) {
+        if (comm.rank() != 0) break;
+        const ParamInfo& info = unit->table()[static_cast<std::size_t>(i)];
+        const HostView<float> view(device, values.data<float>() + unit->offset(i), info.shape.numel());
+        of_unit[i] = {info.name, info.shape, {view.begin(), view.end()}};
+      }
     }
+    for (auto& [i, tensor] : of_unit) tensors.push_back(std::move(tensor));
   }
   return tensors;
 }
 
 Ledger::Entries expected_of_adapters(StackRunner& stack, int world) {
   Ledger ledger;
-  for (const auto& unit : stack.units()) {
-    if (std::ranges::none_of(unit->table(), is_adapter) || unit->whole()) continue;
-    const std::int64_t shard = unit->trainable_layout().shard() * static_cast<std::int64_t>(sizeof(float));
-    ledger.add({Collective::AllGather, unit->ledger_name(), Pass::Save, DType::F32},
-               {.count = 1, .logical_bytes = shard * world, .wire_bytes = shard * (world - 1)});
-  }
+  for (const auto& unit : stack.units())
+    for (const ShardUnit::Part part : kParts) {
+      if (unit->whole() || adapters_in(*unit, part).empty()) continue;
+      const std::int64_t shard = unit->layout(part).shard() * static_cast<std::int64_t>(sizeof(float));
+      ledger.add({Collective::AllGather, unit->ledger_name(), Pass::Save, DType::F32},
+                 {.count = 1, .logical_bytes = shard * world, .wire_bytes = shard * (world - 1)});
+    }
   return ledger.entries();
 }
 

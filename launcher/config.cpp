@@ -157,7 +157,11 @@ class YamlWriter {
 
 std::vector<KeyOption> names_of(const ModelRegistry& models) { return names(models); }
 
-std::vector<KeyOption> names_of_policies() { return names(policies()); }
+std::vector<KeyOption> names_of_policies() {
+  std::vector<KeyOption> all = names(policies());
+  for (std::size_t i = 0; i < all.size(); ++i) all[i].doc = policies()[i].summary;
+  return all;
+}
 
 std::vector<KeyOption> names_of_backends() { return names(backends()); }
 

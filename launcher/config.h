@@ -355,7 +355,8 @@ Model make_model(const ModelSection& section);
 void validate(Config& config);
 // global_batch = micro_batch * accumulation * ranks, if given; a backend for the memory of several ranks' devices.
 void check_against_world(const Config& config, std::int64_t ranks);
-// Refuses what would be ignored: a key of a policy that is none of these, with a value that is not its default.
+// Refuses what would be ignored: a key of a policy that is neither one of these nor the configuration's own, with a
+// value that is not its default.
 void refuse_unread_keys(const Config& config, std::span<const std::string> policies);
 // Code that knows a key only by its name begins a message with it ("train.global_batch: ..."): adds where that key was
 // written.

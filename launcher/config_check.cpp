@@ -144,6 +144,13 @@ void check_planned_offload(const Config& c, Rules& rules) {
   rules.refuse_if(a.offload.on() && a.policy == "budget", {section + "offload.marks", section + "policy"},
                   "value {} is not what policy budget planned with; allowed: none, or auto, which it plans",
                   fmt::join(a.offload.marks, ", "));
+  const bool one_at_a_time = c.train.accumulation_order == TrainConfig::AccumulationOrder::BatchMajor;
+  rules.refuse_if(
+      a.offload.on() && one_at_a_time && c.model.layers > 1 && a.offload.depth >= c.model.layers,
+      {section + "offload.depth", "model.layers"},
+      "value {} moves nothing in {} layers: it would have to be back before it has left; allowed: an integer "
+      "from 1 to {}",
+      a.offload.depth, c.model.layers, c.model.layers - 1);
   rules.refuse_if(a.offload.planned() && c.train.accumulation > 1 &&
                       c.train.accumulation_order == TrainConfig::AccumulationOrder::LayerMajor,
                   {section + "offload.marks", "train.accumulation_order"},
@@ -218,13 +225,16 @@ void refuse_unread_keys(const Config& config, std::span<const std::string> polic
   const Keys keys = keys_of(given);
   Keys unset_keys = keys_of(unset);
   ConfigErrors errors;
+  const std::string& own = config.activation_checkpointing.policy;  // whose keys may be there in any case
   for (const Key& key : keys.keys()) {
-    if (key.policy.empty() || std::ranges::find(policies, key.policy) != policies.end()) continue;
+    if (key.policy.empty() || key.policy == own || std::ranges::find(policies, key.policy) != policies.end()) continue;
     const std::string value = write_key(key), usual = write_key(*unset_keys.find(key.path));
     if (value == usual) continue;
     errors.add(config.places.of(key.path), key.path,
                fmt::format("value {} is for policy {}, but {} {}; allowed: {}, or policy {}", value, key.policy,
-                           policies.size() == 1 ? "activation_checkpointing.policy is" : "the policies are",
+                           policies.size() > 1       ? "the policies are"
+                           : policies.front() == own ? "activation_checkpointing.policy is"
+                                                     : "the policy is",
                            fmt::join(policies, ", "), usual, key.policy));
   }
   errors.throw_if_any();

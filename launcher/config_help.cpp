@@ -13,6 +13,8 @@ std::string describe_key(const Key& key) {
   if (!key.available)
     return text + fmt::format("  allowed: {} (others are not available in this build)\n", write_key(key));
   text += fmt::format("  allowed: {}\n", allowed(key));
+  for (const KeyOption& option : key.options)
+    if (option.available && !option.doc.empty()) text += fmt::format("    {:<15} {}\n", option.name, option.doc);
   if (const std::string missing = unavailable_options(key); !missing.empty()) {
     text += fmt::format("  not available in this build: {}\n", missing);
   }

@@ -30,6 +30,7 @@ struct KeyOption {
   KeyOption(std::string option_name) : name(std::move(option_name)) {}
   KeyOption(const char* option_name) : name(option_name) {}  // implicit: choices are written as {"full", later("x")}
   std::string name;
+  std::string doc{};  // empty: the key's own says it
   bool available = true;
 };
 inline KeyOption later(const char* name) {

@@ -657,13 +657,13 @@ TEST(Bf16ShardUnit, GathersRoundedParametersAndUpdatesExactOnes) {
         unit.parameters_changed();
         unit.finish_refresh();
         expect_rounded(kSmall);
-        const Buffer whole = unit.whole_values(Pass::Save);
+        const Buffer whole = unit.whole_values(ShardUnit::Part::Trainable, Pass::Save);
         for (int i = 0; i < 6; ++i) {
           const ParamInfo& info = unit.table()[static_cast<std::size_t>(i)];
           if (!info.trainable) continue;
           Floats exact = start_values(info, 5);
           for (float& v : exact) v += kSmall;
-          const float* value = whole.data<float>() + unit.trainable_offset(i);
+          const float* value = whole.data<float>() + unit.offset(i);
           EXPECT_EQ(Floats(value, value + info.shape.numel()), exact) << i;
         }
         for (const auto& [key, counts] : comm.ledger().entries())

@@ -47,7 +47,7 @@ class Steps {
       for (ShardUnit* unit : {&a_, &b_}) unit->finish_refresh();
       read(a_);
       for (ShardUnit* unit : {&a_, &b_}) {
-        const Buffer all = unit->whole_values(Pass::Save);
+        const Buffer all = unit->whole_values(ShardUnit::Part::Trainable, Pass::Save);
         keep(all.data(), toy::kTrainable * 4);
       }
     }

@@ -60,8 +60,9 @@ RunSetup setup(const std::string& type, int world) {
   return s;
 }
 
-// Trains, writes, and returns the loss of an evaluation after the last step.
-double train_and_write(const RunSetup& s, const std::filesystem::path& folder) {
+// Trains, writes, and returns the loss of an evaluation after the last step. Each of the three blocks is gathered so
+// often.
+double train_and_write(const RunSetup& s, const std::filesystem::path& folder, int gathers = 1) {
   const Model model = make_model(s.model);
   double loss = 0;
   run_ranks(s.world, {}, [&](Communicator& comm) {
@@ -76,9 +77,9 @@ double train_and_write(const RunSetup& s, const std::filesystem::path& folder) {
     comm.reset_ledger();
     auto tensors = gather_adapters(trainer.stack(), device, comm);
     EXPECT_TRUE(differences(expected_of_adapters(trainer.stack(), s.world), comm.ledger().entries()).empty());
-    const auto& entries = comm.ledger().entries();  // each of the three blocks once, with its base
+    const auto& entries = comm.ledger().entries();
     const auto blocks = entries.find({Collective::AllGather, "block", Pass::Save, DType::F32});
-    EXPECT_EQ(blocks == entries.end() ? 0 : blocks->second.count, s.strategy == Strategy::Full ? 3 : 0);
+    EXPECT_EQ(blocks == entries.end() ? 0 : blocks->second.count, s.strategy == Strategy::Full ? 3 * gathers : 0);
     EXPECT_EQ(entries.size(), s.strategy == Strategy::Full ? 1U : 0U);
     EXPECT_EQ(tensors.empty(), comm.rank() != 0);
     EXPECT_EQ(device.memory.live(Tag::Gathered), 0);
@@ -134,6 +135,24 @@ TEST(AdapterFile, HoldsTheWholeTrainedAdapterOnAnyNumberOfRanks) {
           if (name.ends_with("lora_B.weight")) std::fill(t.values.begin(), t.values.end(), 0.0F);
         EXPECT_GT(std::abs(evaluate_loaded(base, untrained, prefix) - before), 1e-4 * before);
       }
+}
+
+TEST(AdapterFile, HoldsBothMatricesOfAPairOfWhichOneIsFrozen) {
+  std::map<std::string, NamedTensor> start;
+  for (const int world : {1, 2, 3}) {
+    const TemporaryFolder folder;
+    RunSetup s = setup("gpt2", world);
+    s.model.frozen = {"*.lora_A.weight"};
+    train_and_write(s, folder.path(), 2);
+    const auto tensors = read_safetensors(read(folder.path() / kAdapterModel));
+    EXPECT_EQ(tensors.size(), 12U);
+    if (start.empty()) start = tensors;
+    for (const auto& [name, t] : tensors) {
+      EXPECT_TRUE(std::ranges::any_of(t.values, [](float v) { return v != 0; })) << name;
+      const bool frozen = name.ends_with("lora_A.weight");
+      EXPECT_TRUE(!frozen || t.values == start.at(name).values) << name << ", " << world;
+    }
+  }
 }
 
 TEST(AdapterFile, NamesAndShapesArePefts) {

@@ -501,6 +501,10 @@ TEST(Config, ContradictionsNameBothValues) {
   refused("train: {schedule: {min_lr: 1}}\n",
           "c.yaml:3:28: train.schedule.min_lr: value 1 exceeds train.optimizer.lr 0.0003; allowed: a number from 0 to "
           "0.0003");
+  refused("activation_checkpointing: {offload: {marks: all, depth: 6}}\n",
+          "c.yaml:3:57: activation_checkpointing.offload.depth: value 6 moves nothing in 6 layers: it would have to be "
+          "back "
+          "before it has left; allowed: an integer from 1 to 5");
   refused("communication: {sim_ranks: 2}\n",
           "c.yaml:3:28: communication.sim_ranks: value 2 needs communication.backend sim; with mpi, mpirun says how "
           "many ranks there "
@@ -522,11 +526,21 @@ TEST(Config, KeysThatNoneOfThePoliciesReadsAreRefusedTogether) {
       "every_n_layers; allowed: [], or policy layers";
   EXPECT_EQ(refused({"full", "every_n_layers"}), layers);
   EXPECT_EQ(refused({"layers", "every_n_layers"}), "");
+  EXPECT_EQ(
+      refused({"none"}).substr(0, 120),
+      "c.yaml:4:19: activation_checkpointing.every_n_layers: value 3 is for policy every_n_layers, but the policy is "
+      "none; allo");
   EXPECT_EQ(refused({"full"}),
             "c.yaml:4:19: activation_checkpointing.every_n_layers: value 3 is for policy every_n_layers, but "
             "activation_checkpointing.policy is full; allowed: 2, or policy every_n_layers\n"
             "c.yaml:5:11: activation_checkpointing.layers: value [1] is for policy layers, but "
             "activation_checkpointing.policy is full; allowed: [], or policy layers");
+}
+
+TEST(Config, KeysOfTheOwnPolicyMayStayWhenOthersAreCompared) {
+  const Config config = parse(kData + "activation_checkpointing: {policy: selective, keep: [qkv, mid]}\n");
+  const std::vector<std::string> others = {"none", "full"};
+  EXPECT_NO_THROW(refuse_unread_keys(config, others));
 }
 
 TEST(Config, AContradictionOfARefusedValueIsNotReported) {
@@ -679,6 +693,9 @@ TEST(ConfigHelp, DescribesAKeyASectionAndAll) {
       help_on("sharding.resident_slots"),
       "sharding.resident_slots\n  full blocks D that a rank holds at a time; 0: as many as pay, with policy budget and "
       "its budget 0\n  default: 2\n  allowed: an integer from 0 to 65536\n");
+  EXPECT_NE(
+      help_on("activation_checkpointing.policy").find("\n    full            every block keeps its input only and "),
+      std::string::npos);
   EXPECT_NE(help_on("precision.compute").find("allowed: fp32, bf16"), std::string::npos);
   EXPECT_NE(help_on("snapshot.every").find("allowed: 0 (others are not available in this build)"), std::string::npos);
   EXPECT_EQ(help_on("eval").find("eval.every"), 0U);
