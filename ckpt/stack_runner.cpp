@@ -73,7 +73,8 @@ std::vector<ShardUnit*> StackRunner::pointers(const std::vector<int>& units) {
 std::vector<UnitVolume> StackRunner::volumes() const {
   std::vector<UnitVolume> volumes;
   for (const auto& unit : units_)
-    volumes.push_back({unit->ledger_name(), unit->trainable_layout().shard(), unit->frozen_layout().shard()});
+    volumes.push_back({unit->ledger_name(), unit->layout(ShardUnit::Part::Trainable).shard(),
+                       unit->layout(ShardUnit::Part::Frozen).shard()});
   return volumes;
 }
 
@@ -130,9 +131,9 @@ void StackRunner::step(std::span<const MicroBatch> batches, std::uint64_t step, 
     StackRunner& r;
     bool done = false;
     ~Guard() {
+      if (done) return;
       r.clean_up();
-      if (!done)
-        for (auto& unit : r.units_) unit->abandon_step();
+      for (auto& unit : r.units_) unit->abandon_step();
     }
   };
   choose_audited(step);

@@ -53,18 +53,17 @@ void ShardedOptimizer::step(double lr, double gradient_scale, std::int64_t step)
       if (is_sgd) {
         sgd(device_, piece.value, nullptr, piece.gradient, piece.size,
             {.lr = rate, .weight_decay = decay, .gradient_scale = scale});
-        device_.make_progress();
-        continue;
+      } else {
+        adamw(device_, piece.value, state.first.data<float>() + piece.state, state.second.data<float>() + piece.state,
+              piece.gradient, piece.size,
+              {.lr = rate,
+               .beta1 = static_cast<float>(options_.beta1),
+               .beta2 = static_cast<float>(options_.beta2),
+               .eps = static_cast<float>(options_.eps),
+               .weight_decay = decay,
+               .step = step,
+               .gradient_scale = scale});
       }
-      adamw(device_, piece.value, state.first.data<float>() + piece.state, state.second.data<float>() + piece.state,
-            piece.gradient, piece.size,
-            {.lr = rate,
-             .beta1 = static_cast<float>(options_.beta1),
-             .beta2 = static_cast<float>(options_.beta2),
-             .eps = static_cast<float>(options_.eps),
-             .weight_decay = decay,
-             .step = step,
-             .gradient_scale = scale});
       device_.make_progress();
     }
 }

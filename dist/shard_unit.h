@@ -109,8 +109,6 @@ class ShardUnit final : public ParamSource {
   const std::string& name() const { return spec_.name; }
   const std::string& ledger_name() const { return ledger_name_; }
   const FlatLayout& layout(Part part) const { return part == Part::Frozen ? frozen_ : trainable_; }
-  const FlatLayout& trainable_layout() const { return trainable_; }
-  const FlatLayout& frozen_layout() const { return frozen_; }
   bool has_trainable() const { return trainable_.total() > 0; }
   Strategy strategy() const { return options_.strategy; }
   // Are the values that the optimizer updates kept whole on every rank? With rounded replicas only where each rank

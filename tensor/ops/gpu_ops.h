@@ -1,8 +1,8 @@
 // The arithmetic of operations on a GPU: what Kernels is on a CPU. A device that has it is asked for it by the
 // operations (Device::gpu()); its functions are defined beside them, in tensor/ops/*.cu. Invariants: everything is
-// enqueued on the compute stream and nothing is waited for, unless a result is returned; a
-// result depends on the arguments' values and sizes alone, not on addresses; sums are added in an order that sizes
-// decide, without atomics. It does not know tensors, parameters or tapes.
+// enqueued on the compute stream and nothing is waited for, unless a result is returned; a result depends on the
+// arguments' values and sizes alone, not on addresses (a product of cuBLAS's also on their alignment); sums are added
+// in an order that sizes decide, without atomics. It does not know tensors, parameters or tapes.
 #pragma once
 #include <cstdint>
 #include <functional>
