@@ -42,7 +42,7 @@ std::string describe_run(const CheckOptions& options, const Config& config, cons
   line("sharding", describe_sharding(config));
   line("checkpointing", describe_checkpointing(config));
   line("reduce", describe_reduce(config, parameters, ranks));
-  line("memory", fmt::format("a rank needs {}", describe_memory(forecast)));
+  line("memory", describe_needs(forecast));
   const std::string warning = config.device == Config::Device::Cpu
                                   ? warn_of_memory(forecast.peak, ranks, "this machine", available_memory())
                                   : std::string();

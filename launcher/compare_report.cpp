@@ -46,6 +46,9 @@ const PolicyResult* reference_of(const Comparison& c) {
 }
 bool fits(const Comparison& c, const PolicyResult& p) { return p.planned.total <= c.memory_limit; }
 
+// What is offloaded: beside what a rank's device holds, no part of its peak.
+std::int64_t on_host(const MemoryPeak& peak) { return peak.peak_of[index(Tag::Host)]; }
+
 Tag largest_part(const MemoryPeak& peak) {
   return *std::ranges::max_element(kKinds, {}, [&](Tag t) { return peak.at_peak[index(t)]; });
 }
@@ -195,6 +198,9 @@ TextTable comparison_table(const Comparison& c) {
     memory(fmt::format("    {}", name_of(tag)), [&](const MemoryPeak& m) { return m.at_peak[index(tag)]; });
   for (const Tag tag : {Tag::Activations, Tag::Gathered})
     memory(fmt::format("  {}, at most", name_of(tag)), [&](const MemoryPeak& m) { return m.peak_of[index(tag)]; });
+  if (std::ranges::any_of(c.policies,
+                          [](const PolicyResult& p) { return on_host(p.planned) + on_host(p.measured) > 0; }))
+    memory("  in host memory, at most", on_host);
   table.heading("speed");
   measured("  tokens/s", [](const auto& p) { return fmt::format("{:.0f}", p.tokens_per_second); });
   const PolicyResult* reference = reference_of(c);
@@ -265,7 +271,8 @@ namespace {
 Json peak_json(const MemoryPeak& peak) {
   return {{"peak", peak.total},
           {"at_peak", Json::parse(kinds_json(peak.at_peak))},
-          {"peak_of", Json::parse(kinds_json(peak.peak_of))}};
+          {"peak_of", Json::parse(kinds_json(peak.peak_of))},
+          {"host_bytes", on_host(peak)}};
 }
 // JSON has no infinity.
 Json finite(double value) { return std::isfinite(value) ? Json(value) : Json("infinite"); }

@@ -101,6 +101,8 @@ TextTable memory_table(const StepForecast& f) {
   table.row({"total", mebibytes(f.peak), ""});
   for (const Tag tag : kKinds)
     table.row({fmt::format("  {}", name_of(tag)), mebibytes(f.at_peak[index(tag)]), mebibytes(f.peak_of[index(tag)])});
+  if (const std::int64_t host = f.peak_of[index(Tag::Host)]; host > 0)  // no part of the total
+    table.row({"in host memory", mebibytes(f.at_peak[index(Tag::Host)]), mebibytes(host)});
   return table;
 }
 
@@ -223,6 +225,7 @@ std::string to_json(const PlanReport& r) {
        {{"peak", r.forecast.peak},
         {"at_peak", Json::parse(kinds_json(r.forecast.at_peak))},
         {"peak_of", Json::parse(kinds_json(r.forecast.peak_of))},
+        {"host_bytes", r.forecast.peak_of[index(Tag::Host)]},
         {"limit", r.memory_limit},
         {"fits", r.memory_limit == 0 || r.forecast.peak <= r.memory_limit}}},
       {"step_seconds",

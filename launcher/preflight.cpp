@@ -93,6 +93,12 @@ std::string describe_memory(const MemoryForecast& forecast) {
   return fmt::format("{} at its peak ({})", human_bytes(forecast.peak), fmt::join(parts, ", "));
 }
 
+std::string describe_needs(const MemoryForecast& forecast) {
+  const std::int64_t host = forecast.peak_of[index(Tag::Host)];
+  return fmt::format("a rank needs {}{}", describe_memory(forecast),
+                     host > 0 ? fmt::format("; beside it {} in host memory", human_bytes(host)) : "");
+}
+
 void require_writable(const std::filesystem::path& file, std::string_view option) {
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(file, error);

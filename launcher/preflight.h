@@ -31,6 +31,8 @@ void require_place(const Config& config, const LaunchPlace& place);
 void require_memory(const Config& config, const MemoryForecast& of_first_rank, int world);
 // "147.3 MiB at its peak (optimizer 41.4 MiB, activations 30.0 MiB, ...)", the largest first.
 std::string describe_memory(const MemoryForecast& forecast);
+// "a rank needs ..." as above, and what is offloaded: "; beside it 12.0 MiB in host memory".
+std::string describe_needs(const MemoryForecast& forecast);
 // A file that is going to be written, given by an option ("--json").
 void require_writable(const std::filesystem::path& file, std::string_view option);
 

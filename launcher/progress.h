@@ -34,7 +34,7 @@ struct RunBanner {
   std::int64_t ranks_here = 1, cpus_here = 1;  // on this rank's machine: how many, and CPUs that any of them may run on
   ParameterCounts parameters{};
   std::string limits{};                    // of this machine, if they were measured
-  std::string memory{}, memory_warning{};  // planned of a rank; see warn_of_memory
+  std::string memory{}, memory_warning{};  // planned of a rank (describe_needs()); see warn_of_memory
 };
 // "full, 2 resident slots, prefetch 1"
 std::string describe_sharding(const Config& config);

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <thread>
 
+#include "ckpt/marks.h"
 #include "launcher/progress.h"
 
 namespace regather {
@@ -61,6 +62,20 @@ std::int64_t gradient_bytes(const Config& config, const ParameterCounts& p, std:
   return reduce == TrainConfig::Reduce::Once ? shard + full : shard;
 }
 
+// What policy budget moves, with `offload: auto`: "; offloaded: input, mid in 0-3; mid in 4, 5".
+std::string offloaded_by_plan(const CheckpointPlan& plan) {
+  std::map<std::vector<std::string>, std::vector<int>> moved;
+  for (std::size_t layer = 0; layer < plan.blocks.size(); ++layer) {
+    std::vector<std::string> names = plan.blocks[layer].placed(Placement::Offload);
+    if (plan.blocks[layer].inputs == Placement::Offload) names.emplace(names.begin(), kInput);
+    if (!names.empty()) moved[std::move(names)].push_back(static_cast<int>(layer));
+  }
+  std::vector<std::string> parts;
+  for (const auto& [names, layers] : moved)
+    parts.push_back(fmt::format("{} in {}", fmt::join(names, ", "), ranges(layers)));
+  return parts.empty() ? "; nothing is offloaded" : fmt::format("; offloaded: {}", fmt::join(parts, "; "));
+}
+
 }  // namespace
 
 std::string describe_checkpointing(const Config& config) {
@@ -85,7 +100,7 @@ std::string describe_checkpointing(const Config& config) {
     if (kept.size() > 1) text += fmt::format(" in {}", ranges(layers));
   }
   if (a.offload.on()) text += fmt::format("; offloaded: {}", fmt::join(a.offload.marks, ", "));
-  return text;
+  return a.offload.planned() ? text + offloaded_by_plan(plan) : text;
 }
 
 std::string describe_adapters(const LoraOptions& lora) {
@@ -170,7 +185,7 @@ std::string start_banner(const Config& config, const RunBanner& b) {
   line("sharding", describe_sharding(config));
   line("checkpointing", describe_checkpointing(config));
   line("reduce", describe_reduce(config, p, b.ranks));
-  if (!b.memory.empty()) line("memory", "a rank needs " + b.memory);
+  if (!b.memory.empty()) line("memory", b.memory);
   if (!b.limits.empty()) line("limits", b.limits);
   line("output", config.output);
   if (!b.memory_warning.empty()) text += fmt::format("  warning: {}\n", b.memory_warning);

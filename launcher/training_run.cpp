@@ -156,7 +156,7 @@ void TrainingRun::speak_banner(const std::vector<std::string>& places) {
   banner.cpus_here = static_cast<std::int64_t>(cpus_here.size());
   banner.parameters = parameter_counts(inputs_.model);
   if (profiler_) banner.limits = describe_limits(profiler_->limits());
-  banner.memory = describe_memory(forecast_);
+  banner.memory = describe_needs(forecast_);
   if (config_.memory.limit == 0)
     banner.memory_warning = warn_of_memory(forecast_.peak, run_device_.sharing,
                                            device().kind() == DeviceKind::Cpu ? "this machine" : run_device_.memory_of,

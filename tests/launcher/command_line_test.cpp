@@ -143,6 +143,13 @@ TEST_F(CommandLine, CheckPrintsAnEffectiveConfigurationThatChecksToItself) {
   EXPECT_EQ(run({"check", (folder_ / "c.yaml").string()}).out, first.out);
 }
 
+TEST_F(CommandLine, CheckSaysWhatWaitsInHostMemory) {
+  EXPECT_EQ(run({"check", config()}).out.find("host memory"), std::string::npos);
+  const std::string moving = run({"check", config(), "--set", "activation_checkpointing.offload=all"}).out;
+  // The inputs of all blocks but the last: 5 x 4 x 256 x 384 values of 4 bytes.
+  EXPECT_NE(moving.find("; beside it 7.5 MiB in host memory\n"), std::string::npos) << moving;
+}
+
 TEST_F(CommandLine, CheckWritesJson) {
   const std::string json = (folder_ / "c.json").string();
   EXPECT_EQ(run({"check", config(), "--set", "memory.limit=1GiB", "--json", json}).code, 0);

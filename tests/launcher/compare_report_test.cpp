@@ -48,6 +48,16 @@ TEST(ComparisonTable, ALimitSaysWhatFitsAndWhatWasNotRunIsPlannedInBrackets) {
   EXPECT_EQ(row(c, "relative to full").size(), 4U);
 }
 
+TEST(ComparisonTable, WhatWaitsInHostMemoryIsARowWhereAPolicyMovesSomething) {
+  Comparison c = limited_example();
+  EXPECT_EQ(row(c, "in host memory"), Cells{});
+  c.policies[0].planned.peak_of[index(Tag::Host)] = 7 << 20;
+  c.policies[2].planned.peak_of[index(Tag::Host)] = c.policies[2].measured.peak_of[index(Tag::Host)] = 9 << 20;
+  EXPECT_EQ(row(c, "in host memory"), (Cells{"in host memory, at most", "(7.0)", "0.0", "9.0"}));
+  EXPECT_EQ(row(c, "peak"), (Cells{"peak", "(200.0)", "100.0", "120.0"}));
+  EXPECT_EQ(nlohmann::json::parse(to_json(c))["policies"][2]["memory_bytes"]["host_bytes"], 9 << 20);
+}
+
 TEST(ComparisonTable, ColumnsOfThePlainTextAreAligned) {
   const std::string text = comparison_table(example()).text("  ");
   std::size_t end_of_peak = 0, end_of_speed = 0;

@@ -61,11 +61,15 @@ TEST(PlanReport, SaysWhatWaitsInHostMemory) {
   }
   r.forecast.seconds.stalled = 0.0015;
   r.keep.frontier[1].host = 6 << 20;
+  r.forecast.at_peak[index(Tag::Host)] = 5 << 20;
+  r.forecast.peak_of[index(Tag::Host)] = 7 << 20;
   const std::string text = plan_words(r);
-  for (const char* words : {"0-1      attn.core ", "         in host memory: its input, mid\n", "host, MiB",
-                            "6.0  <- this plan", "waiting for the host's memory   1.5"})
+  for (const char* words :
+       {"0-1      attn.core ", "         in host memory: its input, mid\n", "host, MiB", "6.0  <- this plan",
+        "\n  in host memory                 5.0      7.0\n", "waiting for the host's memory   1.5"})
     EXPECT_TRUE(says(text, words)) << words << "\n" << text;
   EXPECT_EQ(nlohmann::json::parse(to_json(r))["checkpointing"]["blocks"][0]["in_host_memory"].size(), 2U);
+  EXPECT_EQ(nlohmann::json::parse(to_json(r))["memory_bytes"]["host_bytes"], 7 << 20);
 }
 
 TEST(PlanReport, SaysWhereItsPricesComeFrom) {

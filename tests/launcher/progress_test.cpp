@@ -113,6 +113,16 @@ TEST(Banner, SaysWhichLayersAreCheckpointed) {
   EXPECT_EQ(text("policy: layers, layers: [5, 1, 2, 3]"), "layers: layers 1-3, 5 of 6");
 }
 
+TEST(Banner, SaysWhatAPlanOffloads) {
+  Config c = config("model: {layers: 3}\nactivation_checkpointing: {policy: budget, offload: auto}\n");
+  SavePlan moves = keep_only({"mid", "attn.core"});
+  c.activation_checkpointing.planned = {moves, moves, keep_costly()};
+  EXPECT_EQ(describe_checkpointing(c), "budget: layers 0, 1 of 3; attn.core, mid kept; nothing is offloaded");
+  moves.inputs = moves.marks["mid"] = Placement::Offload;
+  c.activation_checkpointing.planned = {moves, moves, keep_costly()};
+  EXPECT_EQ(describe_checkpointing(c), "budget: layers 0, 1 of 3; attn.core, mid kept; offloaded: input, mid in 0, 1");
+}
+
 TEST(Banner, SaysWhatAStepIs) {
   EXPECT_EQ(describe_batch(config("train: {micro_batch: 3, accumulation: 2}\n"), 4),
             "micro_batch 3 x accumulation 2 x ranks 4 = 24 sequences, 6144 tokens a step");
@@ -188,7 +198,8 @@ TEST(Banner, WarnsOfMoreMemoryThanThereIs) {
   EXPECT_EQ(
       warning,
       "3 ranks on this machine need 3.0 MiB at the peak, it has 2.0 MiB available (memory.limit refuses instead)");
-  const std::string text = start_banner(config(""), {.memory = "1.0 MiB at its peak", .memory_warning = warning});
+  const std::string text =
+      start_banner(config(""), {.memory = "a rank needs 1.0 MiB at its peak", .memory_warning = warning});
   EXPECT_NE(text.find("  memory         a rank needs 1.0 MiB at its peak\n"), std::string::npos) << text;
   EXPECT_NE(text.find("\n  warning: 3 ranks on this machine"), std::string::npos) << text;
 }
