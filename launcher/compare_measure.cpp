@@ -262,11 +262,12 @@ void PolicyMeasurement::compare_gradients(Differences& differences) {
     }
 }
 
-MemoryTimeline PolicyMeasurement::record_a_step() {
+// At least the third step: it communicates as all that follow would.
+void PolicyMeasurement::record_a_step(PolicyResult& result) {
   const auto step = inputs_.batches(*attempt_->run.device, comm_.rank(), attempt_->trainer.steps_done());
   TimelineRecorder recorder(*attempt_->run.device);
-  attempt_->trainer.step(step);
-  return recorder.timeline(inputs_.grid.accumulation == 1);
+  result.collectives = attempt_->trainer.step(step).collectives;
+  result.timeline = recorder.timeline(inputs_.grid.accumulation == 1);
 }
 
 PolicyMeasurement::Measured PolicyMeasurement::measure(PolicyResult& result, const Config& config, std::int64_t round) {
@@ -296,10 +297,9 @@ PolicyMeasurement::Measured PolicyMeasurement::measure(PolicyResult& result, con
     compare_losses(losses, differences);
     result.tokens = report.tokens;
     result.loss = losses.front();
-    result.collectives = report.collectives;
     result.forward_flops = report.forward_flops;
     result.recomputed_flops = report.recomputed_flops;
-    result.timeline = record_a_step();
+    record_a_step(result);
   }
   Json all = mine;
   all["identical"] = differences.identical;

@@ -33,7 +33,7 @@ class PolicyMeasurement {
   Measured measure(PolicyResult& result, const Config& config, std::int64_t round);
   void compare_gradients(Differences& differences);
   void compare_losses(const std::vector<double>& losses, Differences& differences);
-  MemoryTimeline record_a_step();
+  void record_a_step(PolicyResult& result);
 
   const Config& config_;
   const CompareOptions& options_;

@@ -201,11 +201,13 @@ StepForecast forecast_step(const Config& config, const Model& model, int rank, i
     moved = away;
     marks.push_back({recorder.recording().intervals.size(), recorder.recording().flights.size()});
   };
-  const StepReport report = trainer.step(batches);
+  StepReport report = trainer.step(batches);
   record_into(nullptr, device);
   comm->set_recorder(nullptr);
-  forecast.collectives = report.collectives;
-  forecast.wire_bytes = comm->ledger().wire_bytes();
+  report.looked_at_each =
+      false;  // as in all steps but the first ones; the ledger of this one was compared with its plan
+  forecast.collectives = trainer.expected(report);
+  for (const auto& [key, counts] : forecast.collectives) forecast.wire_bytes += counts.wire_bytes;
   if (config.eval.every > 0 && config.eval.every <= config.train.steps)
     trainer.evaluate(std::span<const Batch>(batches).first(1));
   forecast.outside = std::max(forecast.outside, peaks.take(forecast).all);

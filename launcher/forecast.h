@@ -18,7 +18,7 @@ struct MemoryForecast {
 };
 
 struct StepForecast : MemoryForecast {
-  Ledger::Entries collectives;
+  Ledger::Entries collectives;  // of a step after the first ones, which also look whether every parameter learns
   std::int64_t wire_bytes = 0;
   double forward_flops = 0, recomputed_flops = 0;
 

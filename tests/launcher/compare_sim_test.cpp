@@ -42,6 +42,28 @@ Comparison compare(const Config& config, const CompareOptions& options, int rank
   return first;
 }
 
+// "all_gather forward block 8 4096"
+std::vector<std::string> lines_of(const Ledger::Entries& entries) {
+  std::vector<std::string> lines;
+  for (const auto& [key, counts] : entries)
+    lines.push_back(fmt::format("{} {} {} {} {}", name_of(key.collective), name_of(key.pass), key.unit, counts.count,
+                                counts.wire_bytes));
+  return lines;
+}
+
+// However few steps are measured: those that look whether every parameter learns are not what is compared.
+TEST(Compare, CollectivesAreThoseOfTheForecastAndOfEveryLaterStep) {
+  const TemporaryFolder folder;
+  const Config config = small(folder);
+  const Comparison c = compare(config, {.policies = {"full", "segments"}, .steps = 1, .rounds = 1}, 2);
+  for (const PolicyResult& p : c.policies) {
+    const Config own = with_policy(config, p.policy);
+    EXPECT_EQ(lines_of(p.collectives), lines_of(forecast_step(own, make_model(own.model), 0, 2).collectives));
+    // The tokens; the loss, the norm and whether to stop: four doubles in two calls, from one other rank.
+    EXPECT_EQ(lines_of(p.collectives).back(), "all_reduce step scalars 2 32") << p.policy;
+  }
+}
+
 std::int64_t activations(const PolicyResult& p) { return p.measured.peak_of[index(Tag::Activations)]; }
 
 TEST(Compare, EveryPolicyHasTheSameNumbersAndThePlannedCommunicationAndMemory) {
