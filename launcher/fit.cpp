@@ -11,6 +11,7 @@
 #include "launcher/compare.h"
 #include "launcher/keep_plan.h"
 #include "launcher/machine.h"
+#include "launcher/preflight.h"
 #include "launcher/progress.h"
 #include "launcher/report_parts.h"
 #include "launcher/run_device.h"
@@ -25,6 +26,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;
+constexpr int kConfirmingSteps = 2;  // what lives from the first backward on is there in the second step
+
+constexpr const char* kNotAskedFor = "not asked for";
 
 enum class What { Sequence, MicroBatch };
 std::string_view name_of(What what) { return what == What::Sequence ? "sequence" : "micro_batch"; }
@@ -38,27 +42,93 @@ Config sized(const Config& config, What what, std::int64_t n) {
   return c;
 }
 
+enum class Bound { Memory, Text, Search };
+std::string_view name_of(Bound bound) {
+  return bound == Bound::Memory ? "memory" : bound == Bound::Text ? "text" : "search";
+}
+
+// How large it can be whatever the memory is, and what there is to say to one more.
+struct Most {
+  std::int64_t size = 0;
+  Bound bound = Bound::Search;
+  std::string one_more{};
+};
+
+// The same on every rank: the text of the one that has least.
+Most most_of(const Config& config, What what, Communicator& comm) {
+  const auto refused = [&](std::int64_t n) {
+    try {
+      require_text(sized(config, what, n), comm.size());
+    } catch (const UsageError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  const std::int64_t other = what == What::Sequence ? config.train.micro_batch : config.data.sequence,
+                     searched = std::max<std::int64_t>(1, kMostTokens / other);
+  Most most{largest_that_fits(searched, [&](std::int64_t n) { return refused(n).empty(); })};
+  for (const std::string& of_rank : comm.exchange(fmt::format("{}", most.size)))
+    most.size = std::min<std::int64_t>(most.size, std::stoll(of_rank));
+  if (most.size == 0) with_places(config, [&] { require_text(sized(config, what, 1), comm.size()); });
+  if (most.size == searched) {
+    most.one_more = fmt::format("no more than {} tokens of a micro-batch are tried", kMostTokens);
+  } else {
+    most.bound = Bound::Text;
+    most.one_more = refused(most.size + 1);
+  }
+  return most;
+}
+
+// What the first rank says while a search takes longer than a person waits without a word.
+class Waiting {
+ public:
+  Waiting(const Communicator& comm, double patience)
+      : speaks_(comm.rank() == 0), patience_(patience), last_(steady_seconds()) {}
+  void trying(const std::string& what) {
+    if (steady_seconds() - last_ >= patience_) say("trying " + what);
+  }
+  void training(const std::string& what, double seconds) {
+    if (seconds >= patience_) say(fmt::format("training {}, for about {:.0f} s", what, seconds));
+  }
+
+ private:
+  void say(const std::string& line) {
+    last_ = steady_seconds();
+    if (!speaks_) return;
+    fmt::print("  {}\n", line);
+    std::fflush(stdout);
+  }
+  bool speaks_;
+  double patience_, last_;
+};
+
 struct Answer {
   What what = What::Sequence;
   std::int64_t largest = 0;  // 0: not even 1 fits
+  Bound bound = Bound::Memory;
   std::int64_t planned = 0, measured = 0;
   double seconds = 0;         // of a step, predicted
-  std::string refused{};      // what the allocator says to one more
+  std::string refused{};      // what is said to one more: by the allocator, or of the text
   std::string unconfirmed{};  // why no step was run
   bool confirmed() const { return largest == 0 || !unconfirmed.empty() || measured == planned; }
 };
 
 class Fitting {
  public:
-  Fitting(const Config& config, const FitOptions& options, Communicator& comm, const CostModel& costs)
-      : config_(config), options_(options), comm_(comm), costs_(costs) {}
+  Fitting(const Config& config, const FitOptions& options, Communicator& comm, const CostModel& costs, Waiting& waiting)
+      : config_(config), options_(options), comm_(comm), costs_(costs), waiting_(waiting) {}
 
-  Answer find(What what) const {
+  Answer find(What what, const Most& most) const {
+    const auto named = [&](std::int64_t n) {
+      return fmt::format("{}, {} {}", config_.activation_checkpointing.policy, name_of(what), n);
+    };
     Answer answer{.what = what};
-    const std::int64_t other = what == What::Sequence ? config_.train.micro_batch : config_.data.sequence;
-    answer.largest = largest_that_fits(std::max<std::int64_t>(1, kMostTokens / other),
-                                       [&](std::int64_t n) { return fits(sized(config_, what, n)); });
-    answer.refused = refusal(sized(config_, what, answer.largest + 1));
+    answer.largest = largest_that_fits(most.size, [&](std::int64_t n) {
+      waiting_.trying(named(n));
+      return fits(sized(config_, what, n));
+    });
+    answer.bound = answer.largest < most.size ? Bound::Memory : most.bound;
+    answer.refused = answer.bound == Bound::Memory ? refusal(sized(config_, what, answer.largest + 1)) : most.one_more;
     if (answer.largest == 0) return answer;
     const Config config = as_run(sized(config_, what, answer.largest)).value();
     const StepForecast f =
@@ -68,13 +138,15 @@ class Fitting {
     const RunDevice here = make_run_device(config, comm_, 0);
     std::string why;
     if (options_.confirm == FitOptions::Confirm::No)
-      why = "not asked for";
+      why = kNotAskedFor;
     else if (here.available > 0 && f.peak * here.sharing > here.available)
       why = fmt::format("{} has {} left for its {} rank{}", here.memory_of, human_bytes(here.available), here.sharing,
                         here.sharing == 1 ? "" : "s");
     for (const std::string& of_rank : comm_.exchange(why))  // one decision: the first that has a reason
       if (answer.unconfirmed.empty()) answer.unconfirmed = of_rank;
-    if (answer.unconfirmed.empty()) answer.measured = step_at(config);
+    if (!answer.unconfirmed.empty()) return answer;
+    waiting_.training(named(answer.largest), kConfirmingSteps * answer.seconds);
+    answer.measured = step_at(config);
     return answer;
   }
 
@@ -122,7 +194,7 @@ class Fitting {
     const RunDevice run = take_run_device(config, comm_, options_.memory);
     Device& device = *run.device;
     Trainer trainer(model, device, comm_, trainer_options(config));
-    for (int step = 0; step < 2; ++step) {  // what lives from the first backward on is there in the second step
+    for (int step = 0; step < kConfirmingSteps; ++step) {
       std::vector<Batch> batches;
       for (std::int64_t m = 0; m < config.train.accumulation; ++m) batches.push_back(batch(device, config));
       trainer.step(batches);
@@ -146,6 +218,7 @@ class Fitting {
   const FitOptions& options_;
   Communicator& comm_;
   const CostModel& costs_;
+  Waiting& waiting_;
 };
 
 struct PolicyFit {
@@ -156,31 +229,37 @@ struct PolicyFit {
 TextTable fit_table(const std::vector<PolicyFit>& fits, What what, const Config& config) {
   TextTable table({what == What::Sequence ? fmt::format("longest sequence, micro_batch {}", config.train.micro_batch)
                                           : fmt::format("largest micro_batch, sequence {}", config.data.sequence),
-                   "fits", "planned MiB", "measured MiB", "step s, predicted"});
+                   "fits", "bound by", "planned MiB", "measured MiB", "step s, predicted"});
   for (const PolicyFit& f : fits) {
     const Answer& a = what == What::Sequence ? f.sequence : f.micro_batch;
-    table.row({"  " + f.policy, fmt::format("{}", a.largest), a.largest > 0 ? mebibytes(a.planned) : "-",
-               a.measured > 0 ? mebibytes(a.measured) : "-", a.largest > 0 ? fmt::format("{:.3f}", a.seconds) : "-"});
-    if (a.largest > 0 && !a.unconfirmed.empty()) table.heading("    not confirmed: " + a.unconfirmed);
+    table.row({"  " + f.policy, fmt::format("{}", a.largest), std::string(name_of(a.bound)),
+               a.largest > 0 ? mebibytes(a.planned) : "-", a.measured > 0 ? mebibytes(a.measured) : "-",
+               a.largest > 0 ? fmt::format("{:.3f}", a.seconds) : "-"});
+    if (a.largest > 0 && !a.unconfirmed.empty() && a.unconfirmed != kNotAskedFor)
+      table.heading("    not confirmed: " + a.unconfirmed);
   }
   return table;
 }
 
+// A line each; what is said of the text, which is the same under every policy, once. The table of who holds what is in
+// the file of --json.
 std::string refusals(const std::vector<PolicyFit>& fits) {
-  std::string text;
+  std::vector<std::string> lines;
   for (const PolicyFit& f : fits)
-    for (const Answer* a : {&f.sequence, &f.micro_batch})
-      text += fmt::format("  {}, {} {} is refused: {}\n", f.policy, name_of(a->what), a->largest + 1, a->refused);
-  return text;
+    for (const Answer* a : {&f.sequence, &f.micro_batch}) {
+      const std::string who = a->bound == Bound::Memory ? f.policy + ", " : "";
+      std::string line = fmt::format("  {}{} {} is refused: {}\n", who, name_of(a->what), a->largest + 1,
+                                     a->refused.substr(0, a->refused.find('\n')));
+      if (std::ranges::find(lines, line) == lines.end()) lines.push_back(std::move(line));
+    }
+  return fmt::format("{}", fmt::join(lines, ""));
 }
 
 std::string fits_json(const std::vector<PolicyFit>& fits, const FitOptions& options, std::int64_t world) {
   const auto answer = [](const Answer& a) {
-    return Json{{"largest", a.largest},
-                {"planned_bytes", a.planned},
-                {"measured_bytes", a.measured},
-                {"step_seconds", a.seconds},
-                {"confirmed", a.largest > 0 && a.unconfirmed.empty() && a.confirmed()},
+    return Json{{"largest", a.largest},       {"bound_by", name_of(a.bound)},
+                {"planned_bytes", a.planned}, {"measured_bytes", a.measured},
+                {"step_seconds", a.seconds},  {"confirmed", a.largest > 0 && a.unconfirmed.empty() && a.confirmed()},
                 {"one_more", a.refused}};
   };
   Json policies = Json::array();
@@ -221,14 +300,24 @@ class FitProgram final : public RankProgram {
     comm_.set_where("fit");
     require_same_on_all_ranks(comm_, to_json(config_), "configurations");
     omp_set_num_threads(static_cast<int>(config_.threads));
+    const Most sequence = most_of(config_, What::Sequence, comm_),
+               micro_batch = most_of(config_, What::MicroBatch, comm_);
+    if (comm_.rank() == 0) {
+      fmt::print("regather fit {}: {} of a rank, {} rank{}{}\n", options_.name, human_bytes(options_.memory),
+                 comm_.size(), comm_.size() == 1 ? "" : "s",
+                 options_.confirm == FitOptions::Confirm::No ? "; planned, not confirmed by a step" : "");
+      std::fflush(stdout);
+    }
     const CostModel costs = costs_for(config_, make_run_device(config_, comm_, 0), comm_);
+    Waiting waiting(comm_, options_.patience);
     std::vector<PolicyFit> fits;
     for (const std::string& policy : policies_of(config_, options_)) {
       const Config config = under(config_, options_, policy);
-      const Fitting fitting(config, options_, comm_, costs);
+      const Fitting fitting(config, options_, comm_, costs, waiting);
       with_context([&] { return "policy " + policy; },
                    [&] {
-                     fits.push_back({policy, fitting.find(What::Sequence), fitting.find(What::MicroBatch)});
+                     fits.push_back(
+                         {policy, fitting.find(What::Sequence, sequence), fitting.find(What::MicroBatch, micro_batch)});
                    });
     }
     bool any = false, confirmed = true;
@@ -239,8 +328,7 @@ class FitProgram final : public RankProgram {
     if (!confirmed) code_ = static_cast<int>(ExitCode::Failed);
     if (!any) code_ = static_cast<int>(ExitCode::OutOfMemory);
     if (comm_.rank() != 0) return;
-    fmt::print("regather fit {}: {} of a rank, {} rank{}\n\n{}\n{}\n{}", options_.name, human_bytes(options_.memory),
-               comm_.size(), comm_.size() == 1 ? "" : "s", fit_table(fits, What::Sequence, config_).text("  "),
+    fmt::print("\n{}\n{}\n{}", fit_table(fits, What::Sequence, config_).text("  "),
                fit_table(fits, What::MicroBatch, config_).text("  "), refusals(fits));
     std::fflush(stdout);
     if (!options_.json_file.empty()) write_file(options_.json_file, fits_json(fits, options_, comm_.size()));

@@ -1,6 +1,7 @@
 // `regather fit`: the longest sequence and the largest micro-batch whose step stays within so much memory a rank, under
-// each checkpoint policy. Found by steps without storage, then confirmed: a step is trained at the answer under that
-// limit, and the step one larger is refused by the same allocator, with the table of who holds what.
+// each checkpoint policy, and for which there is text enough. Found by steps without storage, then confirmed: a step is
+// trained at the answer under that limit, and the step one larger is refused by the same allocator, with the table of
+// who holds what.
 #pragma once
 #include <functional>
 #include <string>
@@ -17,6 +18,7 @@ struct FitOptions {
   std::vector<std::string> policies{};  // empty: none, full, budget, and the configuration's own
   enum class Confirm { Yes, No } confirm = Confirm::Yes;
   std::string json_file{};  // empty: none
+  double patience = 2;      // seconds that it searches, or trains a step, without saying so
 };
 
 // The largest n >= 1 for which fits(n), if a larger one never fits when a smaller one does not; 0: not even 1 does.

@@ -63,6 +63,11 @@ std::string RunInputs::identity() const {
   return nlohmann::json{{"data", {{"tokens", data.num_tokens()}, {"hash", data.fingerprint()}}}}.dump();
 }
 
+void require_text(const Config& config, int world) {
+  const BatchGrid grid = batch_grid(config, world);
+  require_text(config, grid, Dataset(data_options(config, grid)));
+}
+
 void require_place(const Config& config, const LaunchPlace& place) {
   if (ranks_are_threads(config) && place.ranks > 1)
     throw UsageError(

@@ -24,6 +24,8 @@ struct RunInputs {
   Dataset data;
 };
 
+// Refuses a text of which no step can be made, or no evaluation: RunInputs does, too.
+void require_text(const Config& config, int world);
 // The backend and where this process was started.
 void require_place(const Config& config, const LaunchPlace& place);
 // memory.limit against what a rank needs: an error that all ranks meet alike, if they all are given the forecast of the
