@@ -114,10 +114,13 @@ void check_marks(const Config& c, Rules& rules) {
   } catch (const Error& e) {
     wrong = e.what();
   }
-  for (const auto& [key, path] : {std::pair{"keep", section + "keep"}, {"offload", section + "offload.marks"}})
-    if (wrong.starts_with(section + key + ": "))
-      rules.refuse_if(true, {path, policy, "model.type", "model.layers"}, "{}",
-                      wrong.substr(section.size() + std::string_view(key).size() + 2));
+  for (const auto& [key, path] : {std::pair{"keep", section + "keep"}, {"offload", section + "offload.marks"}}) {
+    if (!wrong.starts_with(section + key + ": ")) continue;
+    const bool unknown_to_offload = path != section + key && wrong.find("matches no mark") != std::string::npos;
+    rules.refuse_if(true, {path, policy, "model.type", "model.layers"}, "{}{}",
+                    wrong.substr(section.size() + std::string_view(key).size() + 2),
+                    unknown_to_offload ? "; input, the block's; or instead of names none, all, marks or auto" : "");
+  }
 }
 
 void check_offload(const OffloadConfig& o, Rules& rules) {

@@ -262,6 +262,8 @@ bool read_value(const YamlNode& node, Key& key, ConfigErrors& errors) {
 
 }  // namespace
 
+std::optional<std::int64_t> read_size(std::string_view text) { return with_unit(text, kByteUnits, false).value; }
+
 bool read_key(const YamlNode& node, Key& key, ConfigErrors& errors) {
   const std::string before = write_key(key);
   if (!read_value(node, key, errors)) return false;

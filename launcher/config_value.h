@@ -30,6 +30,9 @@ std::string type_of(const Key& key);              // "an integer"
 std::string allowed(const Key& key);              // "an integer >= 1"; "full, gradients, optimizer, none"
 std::string unavailable_options(const Key& key);  // of a choice: "bf16"; empty: all are available
 
+// A size as keys have it ("4096", "1.5GiB"); none: it is not one.
+std::optional<std::int64_t> read_size(std::string_view text);
+
 // The nearest of the names, or empty if none is near. Hyphens and capitals do not count.
 std::string nearest(std::string_view name, const std::vector<std::string>& names);
 // What a person who wrote this unknown path may have meant; empty, or "; did you mean a.b?".

@@ -159,7 +159,7 @@ class Fitting {
     c.memory.limit = options_.memory;
     try {
       return settled(c, make_model(c.model), comm_.size(), costs_);
-    } catch (const UsageError&) {
+    } catch (const FoundByAllRanks&) {
       return std::nullopt;
     }
   }

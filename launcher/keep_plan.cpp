@@ -5,6 +5,7 @@
 
 #include "ckpt/step_plan.h"
 #include "launcher/progress.h"
+#include "launcher/ranks.h"
 #include "launcher/training_run.h"
 
 namespace regather {
@@ -335,10 +336,12 @@ KeepPlan make_keep_plan(const Config& config, const Model& model, int world, con
   std::optional<KeepPlan> plan = search.within(limit);
   if (plan) return std::move(*plan);
   const std::int64_t least = search.least();
-  throw UsageError(
+  const std::string why =
       fmt::format("{}: value {} is not enough for {} of a rank, whatever is recomputed; allowed: {} ({} bytes) or more",
                   everything ? "memory.limit" : "activation_checkpointing.budget", human_bytes(limit),
-                  everything ? "all the memory" : "the activations", at_least_bytes(least), least));
+                  everything ? "all the memory" : "the activations", at_least_bytes(least), least);
+  if (everything) throw FoundByAllRanks(why, ExitCode::OutOfMemory);  // as under any policy
+  throw UsageError(why);
 }
 
 KeepPlan explore_keep_plans(const Config& config, const Model& model, int world, const CostModel& costs) {

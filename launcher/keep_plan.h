@@ -31,7 +31,8 @@ struct KeepPlan {
   std::size_t chosen = 0;         // of the frontier
 };
 
-// The fastest plan within the limit that the configuration gives. Throws UsageError with the least that is enough.
+// The fastest plan within the limit that the configuration gives. Throws, with the least that is enough: UsageError if
+// that is the budget, an error of exit code OutOfMemory if it is memory.limit.
 KeepPlan make_keep_plan(const Config& config, const Model& model, int world, const CostModel& costs);
 // What could be planned, whatever the configuration's policy is: the frontier of activation bytes and time.
 KeepPlan explore_keep_plans(const Config& config, const Model& model, int world, const CostModel& costs);

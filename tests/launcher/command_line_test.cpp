@@ -120,6 +120,8 @@ TEST_F(CommandLine, AnUnknownOptionIsRefusedWithTheNearestOne) {
   EXPECT_EQ(refusal({"compare", config(), "--steps", "1", "--steps", "2"}), error + "--steps: given twice\n");
   EXPECT_EQ(refusal({"compare", config(), "--policies", "none, full,none"}),
             error + "--policies: value 'none' is given twice; allowed: each policy once\n");
+  EXPECT_EQ(refusal({"plan", config(), "--world", "0"}),
+            error + "--world: value '0' is out of range; allowed: an integer from 1 to 1048576; see regather --help\n");
   EXPECT_EQ(refusal({"--versio"}), error + "--versio: unknown option; see regather --help\n");
   EXPECT_EQ(refusal({"check", config(), "again.yaml"}),
             error + "again.yaml: one argument too many; see regather --help\n");
@@ -129,6 +131,52 @@ TEST_F(CommandLine, AnOptionWithoutItsValueIsNamed) {
   for (const std::string option : {"--set", "--json"})
     EXPECT_EQ(run({"train", config(), option}).err,
               "regather: error: " + option + ": needs a value; see regather --help\n");
+}
+
+TEST_F(CommandLine, SizesOfOptionsAreReadAsThoseOfKeysAndRefusedWithWhatIsAllowed) {
+  const auto refused = [&](const std::string& command, const std::string& option, const std::string& value) {
+    const Outcome outcome = run({command, config(), option, value});
+    EXPECT_EQ(outcome.code, 2) << value;
+    EXPECT_EQ(
+        outcome.err.find("regather: error: " + option + ": value '" + value + "' is not allowed; allowed: bytes "), 0U)
+        << outcome.err;
+  };
+  for (const std::string bad : {"0", "-1", "x", "2GB", "1.5", "nan"}) refused("fit", "--memory", bad);
+  for (const std::string bad : {"0", "-1GB", "x", "2GX", "0GB", "inf"}) refused("plan", "--bandwidth", bad);
+  const auto link = [&](const std::string& value) {
+    const std::string text = run({"plan", config("model: {layers: 2}\n"), "--bandwidth", value}).out;
+    const std::size_t begin = text.find("beside them at ");
+    return begin == std::string::npos ? text : text.substr(begin, text.find('\n', begin) - begin);
+  };
+  EXPECT_EQ(link("0.1GB"), "beside them at 0.1 GB/s");
+  EXPECT_EQ(link("100MB"), "beside them at 0.1 GB/s");
+  EXPECT_EQ(link("2 GiB"), "beside them at 2.15 GB/s");
+}
+
+TEST_F(CommandLine, PlanSaysWhichSettingItRefuses) {
+  const auto refusal = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"plan", config("model: {layers: 2, hidden: 32, heads: 2}\n")});
+    const Outcome outcome = run(std::move(more));
+    return fmt::format("{}: {}", outcome.code, outcome.err);
+  };
+  const std::string budget = "activation_checkpointing.policy=budget", none = "activation_checkpointing.budget=0";
+  EXPECT_EQ(refusal({"--set", "train.global_batch=8", "--world", "3"})
+                .find("2: regather: error: --set train.global_batch=8: train.global_batch: value 8 is not "),
+            0U);
+  EXPECT_EQ(
+      refusal({"--set", budget, "--set", "activation_checkpointing.budget=1KiB"})
+          .find("2: regather: error: --set activation_checkpointing.budget=1KiB: activation_checkpointing.budget: "),
+      0U);
+  // A limit that no plan meets ends it as one that another policy does not fit.
+  EXPECT_EQ(refusal({"--set", budget, "--set", none, "--set", "memory.limit=1KiB"})
+                .find("3: regather: error: --set memory.limit=1KiB: memory.limit: value 1.0 KiB is not enough for "),
+            0U);
+  const std::string path = config();
+  EXPECT_EQ(
+      run({"plan", path, "--world", "2", "--calibrate"}).err,
+      "regather: error: --world: value 2, but --calibrate measures the ranks that run, which is one; allowed: 1, or "
+      "tools/mpirun 2 regather plan " +
+          path + " --calibrate\n");
 }
 
 TEST_F(CommandLine, CheckPrintsAnEffectiveConfigurationThatChecksToItself) {

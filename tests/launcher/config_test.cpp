@@ -402,8 +402,9 @@ TEST(Config, OffloadRefusesWhatIsNotKept) {
   EXPECT_EQ(parse(kData + "activation_checkpointing: {policy: budget, offload: auto}\n")
                 .activation_checkpointing.offload.marks,
             std::vector<std::string>{"auto"});
-  EXPECT_TRUE(
-      refusal(kData + "activation_checkpointing: {offload: mpl.up}\n").starts_with(at + "'mpl.up' matches no mark"));
+  const std::string unknown = refusal(kData + "activation_checkpointing: {offload: mpl.up}\n");
+  EXPECT_TRUE(unknown.starts_with(at + "'mpl.up' matches no mark")) << unknown;
+  EXPECT_TRUE(unknown.ends_with("; input, the block's; or instead of names none, all, marks or auto")) << unknown;
 }
 
 TEST(Config, DefaultsOfWhatIsNotAvailableAreTaken) {
