@@ -14,6 +14,7 @@ constexpr std::int64_t kByteValues = 256;
 class Rules {
  public:
   Rules(const CheckContext& context, ConfigErrors& errors) : context_(context), errors_(errors) {}
+  bool written(const std::string& path) const { return context_.places.of_key.contains(path); }
   // The rule's keys; the message is about the first of them that was written.
   template <class... Args>
   void refuse_if(bool wrong, std::initializer_list<std::string> paths, fmt::format_string<Args...> text,
@@ -21,9 +22,8 @@ class Rules {
     if (!wrong ||
         std::any_of(paths.begin(), paths.end(), [&](const auto& path) { return context_.failed.contains(path); }))
       return;
-    const auto written = std::find_if(paths.begin(), paths.end(),
-                                      [&](const auto& path) { return context_.places.of_key.contains(path); });
-    errors_.add(context_.places.of(written == paths.end() ? *paths.begin() : *written), *paths.begin(),
+    const auto first = std::find_if(paths.begin(), paths.end(), [&](const auto& path) { return written(path); });
+    errors_.add(context_.places.of(first == paths.end() ? *paths.begin() : *first), *paths.begin(),
                 fmt::format(text, std::forward<Args>(args)...));
   }
 
@@ -49,6 +49,19 @@ void check_model(const ModelSection& m, Rules& rules) {
                   m.hidden / m.heads);
 }
 
+// A rank of 0 that was written turns adapters off, whatever else is said of them.
+void check_lora(const LoraOptions& lora, Rules& rules) {
+  const LoraOptions unset;
+  const std::string rank = "model.lora.rank";
+  if (lora.rank > 0 || rules.written(rank)) return;
+  rules.refuse_if(lora.alpha != unset.alpha, {"model.lora.alpha", rank},
+                  "value {} is of adapters, but model.lora.rank is 0; allowed: {}, or a model.lora.rank", lora.alpha,
+                  unset.alpha);
+  rules.refuse_if(lora.targets != unset.targets, {"model.lora.targets", rank},
+                  "value [{}] is of adapters, but model.lora.rank is 0; allowed: [{}], or a model.lora.rank",
+                  fmt::join(lora.targets, ", "), fmt::join(unset.targets, ", "));
+}
+
 void check_data(const Config& c, Rules& rules) {
   rules.refuse_if(c.data.tokenizer == "bytes" && c.model.vocab < kByteValues, {"model.vocab", "data.tokenizer"},
                   "value {} is less than the {} tokens of data.tokenizer bytes; allowed: auto, or an integer >= {}",
@@ -70,11 +83,41 @@ void check_train(const TrainConfig& t, Rules& rules) {
   rules.refuse_if(cosine && t.schedule.min_lr > t.optimizer.lr, {"train.schedule.min_lr", "train.optimizer.lr"},
                   "value {} exceeds train.optimizer.lr {}; allowed: a number from 0 to {}", t.schedule.min_lr,
                   t.optimizer.lr, t.optimizer.lr);
+  rules.refuse_if(!cosine && t.schedule.min_lr != 0, {"train.schedule.min_lr", "train.schedule.type"},
+                  "value {} is where train.schedule.type cosine ends, but the type is constant; allowed: 0, or type "
+                  "cosine",
+                  t.schedule.min_lr);
+  rules.refuse_if(
+      t.stop_after > t.steps, {"train.stop_after", "train.steps"},
+      "value {} is after the last step of train.steps {}; allowed: 0 (after the last), or an integer from 1 "
+      "to {}",
+      t.stop_after, t.steps, t.steps);
+  const OptimizerConfig unset;
+  const bool sgd = t.optimizer.type == OptimizerConfig::Type::Sgd;
+  const auto of_adamw = [&](const std::string& key, bool set, const std::string& value, const std::string& usual) {
+    rules.refuse_if(sgd && set, {"train.optimizer." + key, "train.optimizer.type"},
+                    "value {} is of train.optimizer.type adamw, but the type is sgd; allowed: {}, or type adamw", value,
+                    usual);
+  };
+  const auto two = [](const std::array<double, 2>& betas) { return fmt::format("[{}]", fmt::join(betas, ", ")); };
+  of_adamw("betas", t.optimizer.betas != unset.betas, two(t.optimizer.betas), two(unset.betas));
+  of_adamw("eps", t.optimizer.eps != unset.eps, fmt::format("{}", t.optimizer.eps), fmt::format("{}", unset.eps));
 }
 
 void check_sharding(const Config& c, Rules& rules) {
   const ShardingConfig& s = c.sharding;
   const CheckpointingConfig& a = c.activation_checkpointing;
+  const bool slots = s.strategy == ShardingConfig::Strategy::Full;  // else every rank has all blocks, always
+  const std::int64_t usual = std::min(ShardingConfig().resident_slots, c.model.layers);
+  rules.refuse_if(!slots && s.resident_slots != 0 && s.resident_slots != usual,
+                  {"sharding.resident_slots", "sharding.strategy"},
+                  "value {} is of sharding.strategy full: under the others every rank has all blocks; allowed: {}, or "
+                  "strategy full",
+                  s.resident_slots, usual);
+  rules.refuse_if(!slots && s.prefetch, {"sharding.prefetch", "sharding.strategy"},
+                  "value {} is of sharding.strategy full: under the others no block is gathered for its use; allowed: "
+                  "auto, or strategy full",
+                  s.prefetch.value_or(0));
   const bool planned = a.policy == "budget" && a.budget == 0;
   rules.refuse_if(
       s.resident_slots == 0 && !planned,
@@ -215,6 +258,7 @@ void check_contradictions(Config& config, const CheckContext& context, ConfigErr
   config.model.vocab = config.model.chosen_vocab.value_or(kByteValues);
   Rules rules(context, errors);
   check_model(config.model, rules);
+  check_lora(config.model.lora, rules);
   check_data(config, rules);
   check_train(config.train, rules);
   check_sharding(config, rules);

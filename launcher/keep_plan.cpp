@@ -190,7 +190,10 @@ class Search {
         config.precision.element());
     std::vector<SavePlan> nothing;
     for (const BlockKeepSets& of_block : sets_) nothing.push_back(of_block.nothing.plan);
-    first_slots_ = std::max<int>(1, static_cast<int>(config.sharding.resident_slots));
+    if (config.sharding.resident_slots > 0)
+      first_slots_ = static_cast<int>(config.sharding.resident_slots);
+    else if (config.sharding.strategy != ShardingConfig::Strategy::Full)  // there is none: as where it is not written
+      first_slots_ = static_cast<int>(std::min(ShardingConfig().resident_slots, config.model.layers));
     base_ = forecast(nothing, first_slots_);
     problem_ = Moments(sets_, base_, counted, costs).problem(as_);
     frontier_.emplace(problem_, states());
