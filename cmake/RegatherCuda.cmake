@@ -57,7 +57,7 @@ set_target_properties(regather_cuda PROPERTIES OPTIMIZE_DEPENDENCIES ON)  # it a
 target_compile_options(regather_cuda PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Werror>
   "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--Werror=all-warnings;-Xptxas=-v,-warn-spills,-Werror;-Xcompiler=-Wall,-Wextra>")
 target_link_libraries(regather_cuda PUBLIC regather_tensor CUDA::cudart CUDA::cublas)
-target_link_libraries(regather_tensor PUBLIC regather_cuda)
+target_link_libraries(regather_tensor PUBLIC $<LINK_ONLY:regather_cuda>)  # no headers of CUDA: other sources compile as without it
 
 find_path(REGATHER_NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
 find_library(REGATHER_NCCL_LIBRARY nccl HINTS "${CUDAToolkit_LIBRARY_DIR}" "${CUDAToolkit_LIBRARY_ROOT}/lib")
@@ -68,4 +68,4 @@ add_library(regather_nccl STATIC ${regather_nccl_sources})
 set_target_properties(regather_nccl PROPERTIES OPTIMIZE_DEPENDENCIES ON)
 target_include_directories(regather_nccl SYSTEM PRIVATE "${REGATHER_NCCL_INCLUDE_DIR}")
 target_link_libraries(regather_nccl PUBLIC regather_dist "$<BUILD_INTERFACE:${REGATHER_NCCL_LIBRARY}>" $<INSTALL_INTERFACE:nccl> PRIVATE $<BUILD_INTERFACE:regather_flags>)
-target_link_libraries(regather_dist PUBLIC regather_nccl)
+target_link_libraries(regather_dist PUBLIC $<LINK_ONLY:regather_nccl>)

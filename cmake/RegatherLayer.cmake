@@ -25,6 +25,12 @@ function(build_quickly target how)
   endif()
 endfunction()
 
+function(precompile target)
+  if(REGATHER_PRECOMPILE)
+    target_precompile_headers(${target} PRIVATE ${ARGN})
+  endif()
+endfunction()
+
 function(add_layer name)
   cmake_parse_arguments(ARG "" "" "DEPENDS" ${ARGN})
   set(root "${PROJECT_SOURCE_DIR}")

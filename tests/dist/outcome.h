@@ -3,10 +3,10 @@
 #include <chrono>
 #include <functional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "dist/communicator.h"
+#include "tests/message_of.h"
 
 namespace regather::conformance {
 
@@ -45,7 +45,5 @@ struct Outcome {
     }
   }
 };
-
-inline bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
 }  // namespace regather::conformance

@@ -6,11 +6,10 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/launcher/comparison_example.h"
+#include "tests/message_of.h"
 
 namespace regather::testing {
 namespace {
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // The cells of the row that begins with `name`, of the Markdown table.
 std::vector<std::string> row(const Comparison& c, const std::string& name) {

@@ -11,15 +11,15 @@
 #include <vector>
 
 #include "tensor/arena.h"
-#include "tensor/device.h"
 #include "tensor/error.h"
+#include "tests/message_of.h"
 
 namespace regather {
 namespace {
 
 constexpr std::int64_t kKiB = 1024, kMiB = 1024 * kKiB;
 
-std::string message_of(Allocator& memory, std::int64_t bytes, Tag tag) {
+std::string refusal(Allocator& memory, std::int64_t bytes, Tag tag) {
   try {
     memory.allocate(bytes, tag);
   } catch (const OutOfMemory& e) {
@@ -29,8 +29,6 @@ std::string message_of(Allocator& memory, std::int64_t bytes, Tag tag) {
   ADD_FAILURE() << "the request was not refused";
   return "";
 }
-
-bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
 TEST(Allocator, CountsRequestedBytesByTagLiveAndPeak) {
   for (const auto mode : {Allocator::Mode::Real, Allocator::Mode::Meta}) {
@@ -119,7 +117,7 @@ TEST(Allocator, RefusalSaysWhoAskedForWhatAndWhoHoldsWhat) {
   std::string text;
   {
     const Allocator::Asking asking(memory, "linear (mlp.up)");
-    text = message_of(memory, 4 * kMiB, Tag::Workspace);
+    text = refusal(memory, 4 * kMiB, Tag::Workspace);
   }
   EXPECT_TRUE(contains(text, "linear (mlp.up) asks for 4.00 MiB of workspace (4194304 bytes), over the limit")) << text;
   EXPECT_TRUE(contains(text, "the limit is 10.00 MiB (10485760 bytes), 2.00 MiB of it free")) << text;
@@ -132,7 +130,7 @@ TEST(Allocator, RefusalSaysWhoAskedForWhatAndWhoHoldsWhat) {
   EXPECT_TRUE(contains(row("optimizer"), " 0")) << text;
   EXPECT_TRUE(contains(row("total"), "8388608")) << text;
   EXPECT_TRUE(contains(row("host"), "77.00 MiB")) << text;
-  EXPECT_TRUE(contains(message_of(memory, 4 * kMiB, Tag::Workspace), "block 3 asks for")) << "the inner name has ended";
+  EXPECT_TRUE(contains(refusal(memory, 4 * kMiB, Tag::Workspace), "block 3 asks for")) << "the inner name has ended";
 }
 
 TEST(Allocator, MoreThanTheSystemHasIsOutOfMemoryAndLeavesNoTrace) {
@@ -140,7 +138,7 @@ TEST(Allocator, MoreThanTheSystemHasIsOutOfMemoryAndLeavesNoTrace) {
   std::vector<Allocator::Event> log;
   memory.log = &log;
   const Allocator::Asking asking(memory, "attention");
-  const std::string text = message_of(memory, std::int64_t{1} << 60, Tag::Activations);
+  const std::string text = refusal(memory, std::int64_t{1} << 60, Tag::Activations);
   EXPECT_TRUE(contains(text, "attention asks for")) << text;
   EXPECT_TRUE(contains(text, "the system has no more")) << text;
   EXPECT_EQ(memory.live_total(), 0);
@@ -285,74 +283,6 @@ TEST(Allocator, BuffersNeverOverlap) {
   for (const auto& entry : live) EXPECT_TRUE(intact(entry));
 }
 
-TEST(Arena, FreedNeighboursAreMergedWhateverTheOrder) {
-  const std::vector<std::vector<int>> orders = {{0, 1, 2}, {2, 1, 0}, {0, 2, 1}, {1, 0, 2}};
-  for (const auto& order : orders) {
-    Arena arena;
-    void* parts[3];
-    for (void*& part : parts) part = arena.allocate(4 << 20);
-    void* const end = arena.allocate(4 << 20);
-    const std::size_t taken = arena.system_bytes();
-    for (const int i : order) arena.release(parts[static_cast<std::size_t>(i)], 4 << 20);
-    void* const whole = arena.allocate(12 << 20);
-    EXPECT_EQ(whole, parts[0]);
-    EXPECT_EQ(arena.system_bytes(), taken);
-    arena.release(whole, 12 << 20);
-    arena.release(end, 4 << 20);
-  }
-}
-
-TEST(Arena, TakesTheSmallestHoleThatFits) {
-  Arena arena;
-  void* const large = arena.allocate(8 << 20);
-  void* const wall = arena.allocate(1 << 20);
-  void* const small = arena.allocate(3 << 20);
-  void* const wall2 = arena.allocate(1 << 20);
-  arena.release(large, 8 << 20);
-  arena.release(small, 3 << 20);
-  void* const between = arena.allocate(5 << 19);  // 2.5 MiB
-  EXPECT_EQ(between, small);
-  arena.release(between, 5 << 19);
-  arena.release(wall, 1 << 20);
-  arena.release(wall2, 1 << 20);
-}
-
-TEST(Arena, GrowsByWhatIsMissingAtTheTop) {
-  Arena arena;
-  void* const a = arena.allocate(8 << 20);
-  arena.release(a, 8 << 20);
-  const std::size_t before = arena.system_bytes();
-  void* const b = arena.allocate(12 << 20);
-  EXPECT_EQ(b, a);
-  EXPECT_LE(arena.system_bytes() - before, (std::size_t{4} << 20) + Arena::kHugePage);
-  arena.release(b, 12 << 20);
-}
-
-TEST(Arena, SaysWhenTheRangeIsUsedUpAndRecovers) {
-  Arena arena(std::size_t{64} << 20);
-  std::vector<void*> parts;
-  while (void* part = arena.allocate(5 << 20)) parts.push_back(part);
-  EXPECT_GE(parts.size(), 11U);
-  EXPECT_LE(parts.size(), 12U);
-  EXPECT_LE(arena.system_bytes(), std::size_t{64} << 20);
-  EXPECT_EQ(arena.allocate(65 << 20), nullptr);
-  for (void* part : parts) arena.release(part, 5 << 20);
-  void* const again = arena.allocate(60 << 20);
-  EXPECT_NE(again, nullptr);
-  arena.release(again, 60 << 20);
-}
-
-TEST(Arena, SmallRequestsOverflowIntoTheRoomOfLargeOnes) {
-  Arena arena(std::size_t{16} << 20);  // 2 MiB of it for small ones
-  std::vector<void*> parts;
-  for (int i = 0; i < 200; ++i) {
-    parts.push_back(arena.allocate(30000));
-    ASSERT_NE(parts.back(), nullptr) << i;
-    std::memset(parts.back(), 1, 30000);
-  }
-  for (void* part : parts) arena.release(part, 30000);
-}
-
 TEST(Buffer, MovesWithoutAllocatingAndFreesOnce) {
   Allocator memory;
   Buffer a(memory, 1000, Tag::Gathered);
@@ -366,44 +296,6 @@ TEST(Buffer, MovesWithoutAllocatingAndFreesOnce) {
   EXPECT_EQ(memory.live(Tag::Gathered), 1000);
   c = Buffer();
   EXPECT_EQ(memory.live_total(), 0);
-}
-
-TEST(CpuDevice, CopiesAndZeroesAndDoesNothingInAMetaRun) {
-  CpuDevice cpu;
-  const Buffer a(cpu.memory, 64, Tag::Workspace), b(cpu.memory, 64, Tag::Workspace);
-  std::memset(a.data(), 7, 64);
-  cpu.copy(Stream::Compute, b.data(), a.data(), 64);
-  EXPECT_EQ(std::memcmp(a.data(), b.data(), 64), 0);
-  cpu.zero(Stream::Compute, b.data(), 32);
-  EXPECT_EQ(b.data<char>()[31], 0);
-  EXPECT_EQ(b.data<char>()[32], 7);
-  EXPECT_TRUE(cpu.record(Stream::Gather).done());
-
-  CpuDevice meta(Allocator::Mode::Meta, 100);
-  EXPECT_TRUE(meta.meta());
-  const Buffer c(meta.memory, 64, Tag::Workspace);
-  meta.copy(Stream::Compute, c.data(), nullptr, 64);
-  meta.zero(Stream::Compute, c.data(), 64);
-  EXPECT_THROW(Buffer(meta.memory, 64, Tag::Workspace), OutOfMemory);
-}
-
-TEST(CpuDevice, AddsAlsoInPlace) {
-  CpuDevice cpu;
-  constexpr std::int64_t kN = 1037;
-  const auto filled = [&](float scale) {
-    Buffer buffer(cpu.memory, kN * 4, Tag::Workspace);
-    for (std::int64_t i = 0; i < kN; ++i) buffer.data<float>()[i] = scale * static_cast<float>(i);
-    return buffer;
-  };
-  for (const int target : {0, 1, 2}) {  // a new buffer, the first addend, the second
-    const Buffer a = filled(2), b = filled(3), c = filled(0);
-    float* const sum = (target == 0 ? c : target == 1 ? a : b).data<float>();
-    cpu.add(Stream::Compute, sum, a.data<float>(), b.data<float>(), kN);
-    for (std::int64_t i = 0; i < kN; ++i) ASSERT_EQ(sum[i], 5.0F * static_cast<float>(i)) << target << " " << i;
-  }
-  CpuDevice meta(Allocator::Mode::Meta);
-  float* const none = nullptr;
-  meta.add(Stream::Compute, none, none, none, kN);
 }
 
 #if !defined(NDEBUG) && !defined(__SANITIZE_THREAD__)

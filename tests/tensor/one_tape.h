@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/message_of.h"
 #include "tests/tensor/toy_block.h"
 
 namespace regather::toy {
@@ -13,17 +14,6 @@ using Floats = std::vector<float>;
 using Counts = std::map<std::string, int, std::less<>>;
 
 inline Floats values(const Tensor& t) { return {t.data(), t.data() + t.numel()}; }
-
-template <class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-  return "nothing thrown";
-}
-inline bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
 // Parameters in ordinary memory. The first read of a matrix in a run writes the line "wait": there a gather would be
 // waited for (1-D parameters stay behind: dist/shard_unit.h).
