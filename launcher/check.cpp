@@ -27,8 +27,7 @@ std::string describe_run(const CheckOptions& options, const Config& config, cons
   const RunInputs inputs(config, static_cast<int>(ranks));
   const StepForecast forecast = forecast_step(config, inputs.model, 0, static_cast<int>(ranks));
   require_memory(config, forecast, static_cast<int>(ranks));
-  RunFolder::require_usable(config.output,
-                            options.overwrite ? RunFolder::Existing::Overwrite : RunFolder::Existing::Refuse);
+  RunFolder::require_usable(config.output, RunFolder::Existing::Overwrite);  // what it holds is not the configuration's
   const ParameterCounts parameters = parameter_counts(inputs.model);
   std::string text;
   const auto line = [&](std::string_view name, const std::string& value) {
@@ -48,7 +47,8 @@ std::string describe_run(const CheckOptions& options, const Config& config, cons
                                   : std::string();
   if (config.memory.limit == 0 && !warning.empty()) line("warning", warning);
   if (RunFolder::occupied(config.output))
-    line("output", "holds files already; --overwrite replaces those of an earlier run");
+    line("output", options.overwrite ? "holds files already; --overwrite replaces those of an earlier run"
+                                     : "holds files already: train refuses it without --overwrite");
   return text;
 }
 

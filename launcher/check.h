@@ -1,5 +1,6 @@
 // `regather check`: everything that `train` would refuse before its first step, and what it would run if there is
-// nothing. One process answers for any number of ranks; it makes no file but the JSON that was asked for.
+// nothing. That the output folder holds files is said, not refused. One process answers for any number of ranks; it
+// makes no file but the JSON that was asked for.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -41,6 +41,11 @@ Ctrl-C or SIGTERM ends a run after its step; to mpirun, send SIGUSR1 instead.
 Exit codes: 0 done, 1 failed, 2 usage, 3 out of memory, 4 a peer vanished
 )";
 
+// And no section of the configuration, as train is.
+bool is_command(std::string_view name) {
+  return name == "compare" || name == "plan" || name == "fit" || name == "check" || name == "help";
+}
+
 bool runs_ranks(const Arguments& arguments) {
   using Command = Arguments::Command;
   return arguments.command == Command::Train || arguments.command == Command::Compare ||
@@ -90,7 +95,9 @@ std::optional<Training> prepare(const Arguments& arguments, const LaunchPlace& p
   switch (arguments.command) {
     case Arguments::Command::Help: text = fmt::format(kHelp, REGATHER_VERSION); break;
     case Arguments::Command::Version: text = fmt::format("regather {}\n", REGATHER_VERSION); break;
-    case Arguments::Command::HelpOnKey: text = help_on(arguments.key, models); break;
+    case Arguments::Command::HelpOnKey:
+      text = is_command(arguments.key) ? fmt::format(kHelp, REGATHER_VERSION) : help_on(arguments.key, models);
+      break;
     case Arguments::Command::Markdown: text = configuration_markdown(); break;
     case Arguments::Command::Check:
       text = check_text(load_config(arguments.config, arguments.sets, models),

@@ -131,6 +131,11 @@ void trim_policies(std::vector<std::string>& policies) {
 Arguments parse_arguments(int argc, char** argv) {
   refuse_unknown_command(argc, argv);
   Arguments arguments;
+  if (argc == 3 && std::string_view(argv[1]) == "help" && argv[2][0] != '-') {  // `train` is a command, and a section
+    arguments.command = Arguments::Command::HelpOnKey;
+    arguments.key = argv[2];
+    return arguments;
+  }
   CLI::App app("regather");
   app.set_help_flag();
   bool help = false, version = false, markdown = false;

@@ -12,8 +12,8 @@
 namespace regather {
 namespace {
 
-constexpr std::string_view kReport = "compare.md", kJson = "compare.json", kMemory = "compare_memory.svg",
-                           kTime = "compare_time.svg";
+constexpr std::string_view kReport = RunFolder::kComparison, kJson = RunFolder::kComparisonJson,
+                           kMemory = RunFolder::kMemoryPicture, kTime = RunFolder::kTimePicture;
 constexpr std::array kFiles = {kReport, kJson, kMemory, kTime};
 
 // The folder of the run is also that of its comparison, so files of others are neither in the way nor touched.

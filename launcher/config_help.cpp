@@ -80,7 +80,8 @@ std::string help_on(std::string_view path, const ModelRegistry& models) {
     throw UsageError(fmt::format("{}: unknown key{}", path, suggestion(path, keys)));
   }
   return describe_section(keys, path) +
-         "\n`regather help KEY` says more about one key, `regather help SECTION` lists a section.\n";
+         "\n`regather help KEY` says more about one key, `regather help SECTION` what the keys of one mean; `regather "
+         "--help` is about commands.\n";
 }
 
 std::string configuration_markdown() {

@@ -22,6 +22,7 @@ PlanReport report_on(const Config& config, const PlanOptions& options, std::int6
   r.model = fmt::format("{}, {} layers, hidden {}, {} parameters", config.model.type, config.model.layers,
                         config.model.hidden, model.num_parameters());
   r.batch = describe_batch(config, world);
+  r.sharding = describe_sharding(as_run) + (config.sharding.resident_slots == 0 ? " (planned)" : "");
   r.checkpointing = describe_checkpointing(as_run);
   r.world = world;
   r.memory_limit = config.memory.limit;

@@ -144,6 +144,22 @@ const char* counted_words(Counted counted) {
   return counted == Counted::ActivationBytes ? "activations" : "everything";
 }
 
+// The points that a person can tell to be worth their bytes: none that another one beats in the figures as printed; of
+// several with the bytes of the plan that was chosen, that plan.
+std::vector<std::size_t> listed_points(const KeepPlan& plan) {
+  const auto& points = plan.frontier;
+  std::vector<std::size_t> listed;
+  for (std::size_t i = 0; i < points.size(); ++i) {  // each has more bytes than the one before, and is faster
+    const bool same = !listed.empty() && mebibytes(points[listed.back()].bytes) == mebibytes(points[i].bytes);
+    if (same && listed.back() == plan.chosen) continue;
+    if (same) listed.pop_back();
+    const bool faster =
+        listed.empty() || milliseconds(points[listed.back()].seconds) != milliseconds(points[i].seconds);
+    if (faster || i == plan.chosen) listed.push_back(i);
+  }
+  return listed;
+}
+
 TextTable frontier_table(const KeepPlan& plan) {
   const bool moves = std::ranges::any_of(plan.frontier, [](const KeepPlan::Point& p) { return p.host > 0; });
   std::vector<std::string> head{fmt::format("{}, MiB", counted_words(plan.counted)),
@@ -156,7 +172,7 @@ TextTable frontier_table(const KeepPlan& plan) {
   if (moves) head.insert(head.end() - 1, "host, MiB");
   TextTable table(std::move(head));
   const double fastest = plan.frontier.empty() ? 0 : plan.frontier.back().seconds;
-  for (std::size_t i = 0; i < plan.frontier.size(); ++i) {
+  for (const std::size_t i : listed_points(plan)) {
     const KeepPlan::Point& p = plan.frontier[i];
     std::vector<std::string> cells{mebibytes(p.bytes),
                                    milliseconds(p.seconds),
@@ -194,8 +210,9 @@ std::string plan_words(const PlanReport& r) {
     text += fmt::format("  memory.limit {}: {} by {}\n", human_bytes(r.memory_limit), room >= 0 ? "fits" : "exceeded",
                         human_bytes(std::abs(room)));
   }
-  text += fmt::format("\n{}  {}\n\n{}\n  checkpointing: {}\n{}\n", time_table(r).text("  "), prices_words(r),
-                      traffic_table(r.forecast).text("  "), r.checkpointing, block_table(r).text("  "));
+  text += fmt::format("\n{}  {}\n\n{}\n  sharding: {}\n  checkpointing: {}\n{}\n", time_table(r).text("  "),
+                      prices_words(r), traffic_table(r.forecast).text("  "), r.sharding, r.checkpointing,
+                      block_table(r).text("  "));
   text += fmt::format("  what can be planned (activation_checkpointing.policy: budget)\n{}",
                       frontier_table(r.keep).text("  "));
   return text;

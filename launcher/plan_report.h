@@ -8,7 +8,7 @@
 namespace regather {
 
 struct PlanReport {
-  std::string name, model, batch, checkpointing;  // in words
+  std::string name, model, batch, sharding, checkpointing;  // in words
   std::int64_t world = 1, memory_limit = 0;
   std::vector<SavePlan> blocks;  // what each keeps
   bool segments = false;         // blocks also give up inputs

@@ -107,8 +107,9 @@ Json checkpointing(const RunSummary& s) {
 
 bool written_by_a_run(const std::string& name) {
   const bool events = name.starts_with(RunFolder::kEventsPrefix) && name.ends_with(RunFolder::kEventsSuffix);
-  static constexpr std::array kWhole = {RunFolder::kConfig, RunFolder::kSummary, RunFolder::kMetrics,
-                                        RunFolder::kProfile, RunFolder::kTrace};
+  static constexpr std::array kWhole = {RunFolder::kConfig,         RunFolder::kSummary,       RunFolder::kMetrics,
+                                        RunFolder::kProfile,        RunFolder::kTrace,         RunFolder::kComparison,
+                                        RunFolder::kComparisonJson, RunFolder::kMemoryPicture, RunFolder::kTimePicture};
   return events || std::ranges::find(kWhole, name) != kWhole.end();
 }
 

@@ -78,7 +78,7 @@ std::string to_json(const Config& config);
 class RunFolder {
  public:
   // Makes the folder. Refuses (UsageError) one that holds files, unless `overwrite`: then the files of an earlier run
-  // are removed, and nothing else.
+  // are removed, with a comparison, and nothing else.
   enum class Existing { Refuse, Overwrite };
   RunFolder(std::filesystem::path folder, Existing existing);
   // The same refusals; makes and removes nothing.
@@ -92,6 +92,8 @@ class RunFolder {
   static constexpr std::string_view kAdapter = "adapter";  // a folder, of a LoRA run
   static constexpr std::string_view kConfig = "config.yaml", kSummary = "summary.json", kMetrics = "metrics.jsonl",
                                     kProfile = "profile.json", kTrace = "trace.json";
+  static constexpr std::string_view kComparison = "compare.md", kComparisonJson = "compare.json",
+                                    kMemoryPicture = "compare_memory.svg", kTimePicture = "compare_time.svg";
   static constexpr std::string_view kEventsPrefix = "events.out.tfevents.", kEventsSuffix = ".regather";
 
  private:

@@ -102,7 +102,7 @@ StepReport Trainer::step(std::span<const Batch> batches) {
             throw Error(
                 fmt::format("the loss is {} and the gradient's norm is {}; a smaller train.optimizer.lr may "
                             "help, train.nonfinite: skip goes on without the step",
-                            std::abs(report.loss), report.grad_norm));
+                            std::abs(report.loss), std::abs(report.grad_norm)));  // nan has no sign
           if (!report.skipped) {
             check_every_parameter_learns(report);
             optimizer_->step(report.lr, clip_scale(report.grad_norm, options_.clip_grad_norm), ++updates_);

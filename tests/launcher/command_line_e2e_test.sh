@@ -52,8 +52,8 @@ assert s["checkpointing"]["policy"] == "every_n_layers" and s["collectives"]["ex
 lines = [json.loads(line) for line in open("run/metrics.jsonl")]
 assert [line["step"] for line in lines] == [1, 2, 3] and [line["loss"] for line in lines] == s["loss"]
 PY
-run 2 "$program" check run/config.yaml
-says err "holds files already"
+run 0 "$program" check run/config.yaml
+says out "# output: holds files already: train refuses it without --overwrite"
 run 0 "$program" check run/config.yaml --overwrite
 says out "# output: holds files already; --overwrite replaces"
 

@@ -65,6 +65,15 @@ TEST_F(CommandLine, HelpFitsAScreen) {
   EXPECT_EQ(run({"train", "--help"}).out, help.out);
 }
 
+TEST_F(CommandLine, HelpOnACommandIsTheScreenAndHelpOnTrainItsSection) {
+  for (const std::string command : {"compare", "plan", "fit", "check"})
+    EXPECT_EQ(run({"help", command}).out, run({"--help"}).out);
+  const std::string train = run({"help", "train"}).out;
+  EXPECT_EQ(train.find("train.steps "), 0U) << train;
+  EXPECT_EQ(train.find("model.layers"), std::string::npos) << train;
+  EXPECT_NE(train.find("`regather --help` is about commands.\n"), std::string::npos) << train;
+}
+
 TEST_F(CommandLine, VersionIsOneLine) {
   const Outcome version = run({"--version"});
   EXPECT_EQ(version.code, 0);
@@ -332,15 +341,18 @@ TEST_F(CommandLine, AFileForJsonThatCannotBeWrittenIsRefusedBeforeAnyWork) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
 }
 
-TEST_F(CommandLine, CheckRefusesAnOutputThatTrainWould) {
+TEST_F(CommandLine, CheckSaysThatTheOutputHoldsFilesAndRefusesOneThatCannotBe) {
   const std::string path = config("output: " + (folder_ / "run").string() + "\n");
   EXPECT_EQ(run({"check", path}).out.find("# output"), std::string::npos);
   std::filesystem::create_directories(folder_ / "run");
   EXPECT_EQ(run({"check", path}).out.find("# output"), std::string::npos);
   std::ofstream(folder_ / "run/notes") << "x";
-  const Outcome occupied = run({"check", path});
-  EXPECT_EQ(occupied.code, 2);
-  EXPECT_NE(occupied.err.find("holds files already (notes, ...)"), std::string::npos) << occupied.err;
+  const Outcome occupied = run({"check", path}), refused = run({"train", path});
+  EXPECT_EQ(occupied.code, 0);
+  EXPECT_NE(occupied.out.find("# output: holds files already: train refuses it without --overwrite\n"),
+            std::string::npos);
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_NE(refused.err.find("holds files already (notes, ...)"), std::string::npos) << refused.err;
   const Outcome replaced = run({"check", path, "--overwrite"});
   EXPECT_EQ(replaced.code, 0);
   EXPECT_NE(replaced.out.find("# output: holds files already; --overwrite replaces"), std::string::npos);

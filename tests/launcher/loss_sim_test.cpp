@@ -107,12 +107,14 @@ RunSetup with_fault(int faulty_rank, std::uint64_t faulty_step, std::function<vo
 
 TEST(Nonfinite, OneRanksNanEndsAllRanksNamingTheStep) {
   for (int rank = 0; rank < 3; ++rank) {
-    RunSetup s = with_fault(rank, 1, [](float* values) { values[3] = std::nanf(""); });
+    RunSetup s = with_fault(rank, 1, [](float* values) { values[3] = -std::nanf(""); });
     try {
       train(s);
       FAIL() << "no error";
     } catch (const Error& e) {
-      EXPECT_NE(std::string(e.what()).find("step 2: the loss is nan"), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("step 2: the loss is nan and the gradient's norm is nan;"),
+                std::string::npos)
+          << e.what();
       EXPECT_EQ(e.code(), ExitCode::Failed);
     }
   }

@@ -12,6 +12,7 @@ PlanReport example() {
   r.name = "c.yaml";
   r.model = "gpt2, 3 layers";
   r.batch = "micro_batch 4";
+  r.sharding = "full, 3 resident slots, prefetch 1 (planned)";
   r.checkpointing = "budget: layers 0-1 of 3";
   r.world = 2;
   r.memory_limit = 80 << 20;
@@ -41,10 +42,12 @@ bool says(const std::string& text, const std::string& words) { return text.find(
 
 TEST(PlanReport, SaysWhatIsKeptWhyAndWhatItCosts) {
   const std::string text = plan_words(example());
-  for (const char* words : {"regather plan c.yaml: gpt2, 3 layers; 2 ranks, micro_batch 4", "total", "64.0",
-                            "activations", "32.0     40.0", "memory.limit 80.0 MiB: fits by 16.0 MiB",
-                            "all_gather of block", "0-1      its input, attn.core, mid", "runs again: attn.norm, gelu",
-                            "2        all that is costly", "its backward comes first", "<- this plan", "6.7%"})
+  for (const char* words :
+       {"regather plan c.yaml: gpt2, 3 layers; 2 ranks, micro_batch 4", "total", "64.0", "activations", "32.0     40.0",
+        "memory.limit 80.0 MiB: fits by 16.0 MiB", "all_gather of block",
+        "\n  sharding: full, 3 resident slots, prefetch 1 (planned)\n  checkpointing: budget: ",
+        "0-1      its input, attn.core, mid", "runs again: attn.norm, gelu", "2        all that is costly",
+        "its backward comes first", "<- this plan", "6.7%"})
     EXPECT_TRUE(says(text, words)) << words << "\n" << text;
   PlanReport over = example();
   over.memory_limit = 60 << 20;
@@ -70,6 +73,26 @@ TEST(PlanReport, SaysWhatWaitsInHostMemory) {
     EXPECT_TRUE(says(text, words)) << words << "\n" << text;
   EXPECT_EQ(nlohmann::json::parse(to_json(r))["checkpointing"]["blocks"][0]["in_host_memory"].size(), 2U);
   EXPECT_EQ(nlohmann::json::parse(to_json(r))["memory_bytes"]["host_bytes"], 7 << 20);
+}
+
+TEST(PlanReport, ListsNoPlanThatAnotherBeatsInTheFiguresAsPrinted) {
+  PlanReport r = example();
+  const auto frontier = [&](std::vector<KeepPlan::Point> points, std::size_t chosen) {
+    r.keep.frontier = std::move(points);
+    r.keep.chosen = chosen;
+    const std::string text = plan_words(r);
+    return text.substr(text.find("all costly"));
+  };
+  const std::int64_t a = 16 << 20, b = 32 << 20;
+  const std::string text = frontier({{a, 0.040, 2, 0, 1}, {a + 1, 0.039, 2, 1, 0}, {b, 0.03, 0, 0, 3}}, 2);
+  EXPECT_FALSE(says(text, "40.0")) << text;
+  EXPECT_TRUE(says(text, "39.0")) << text;
+  // What was chosen is listed, and nothing in its place that only looks as small.
+  const std::string chosen = frontier({{a, 0.040, 2, 0, 1}, {a + 1, 0.039, 2, 1, 0}, {b, 0.03, 0, 0, 3}}, 0);
+  EXPECT_TRUE(says(chosen, "40.0")) << chosen;
+  EXPECT_FALSE(says(chosen, "39.0")) << chosen;
+  EXPECT_FALSE(says(frontier({{a, 0.030, 2, 0, 1}, {b, 0.03 - 1e-9, 0, 0, 3}}, 0), "32.0"));
+  EXPECT_EQ(nlohmann::json::parse(to_json(r))["frontier"]["points"].size(), 2U);
 }
 
 TEST(PlanReport, SaysWhereItsPricesComeFrom) {

@@ -166,8 +166,9 @@ TEST_F(RunFolderTest, ThatHoldsFilesIsRefused) {
 
 TEST_F(RunFolderTest, OverwritingRemovesWhatARunWritesAndNothingElse) {
   std::filesystem::create_directories(folder_ / "sub");
-  const std::vector<std::string> of_run = {"config.yaml", "summary.json", "metrics.jsonl",
-                                           "events.out.tfevents.1.h.2.regather"};
+  const std::vector<std::string> of_run = {
+      "config.yaml", "summary.json", "metrics.jsonl",      "events.out.tfevents.1.h.2.regather",
+      "compare.md",  "compare.json", "compare_memory.svg", "compare_time.svg"};
   for (const std::string& name : of_run) std::ofstream(folder_ / name) << "x";
   for (const std::string name : {"notes.txt", "events.out.tfevents.1.h.2"}) std::ofstream(folder_ / name) << "x";
   EXPECT_EQ(refusal(RunFolder::Existing::Overwrite), "");
