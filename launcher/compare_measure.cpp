@@ -1,7 +1,6 @@
 #include "launcher/compare_measure.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -13,8 +12,8 @@
 #include "launcher/keep_plan.h"
 #include "launcher/machine.h"
 #include "launcher/run_device.h"
+#include "launcher/timeline_recorder.h"
 #include "tensor/host_view.h"
-#include "tensor/recorder.h"
 
 namespace regather {
 namespace {
@@ -106,65 +105,6 @@ void conclude(Comparison& comparison) {
     p.slowdown = ratios.empty() ? 1 : median(ratios);
   }
 }
-
-// While it lives, what the device allocates and releases is recorded together with the time.
-class TimelineRecorder {
- public:
-  explicit TimelineRecorder(Device& device)
-      : device_(device), before_(device.between_ops), begin_(steady_seconds()), live_(device.memory.live_by_tag()) {
-    device_.memory.log = &events_;
-    record_into(&recorder_, device_);
-    device_.between_ops = [this] {
-      marks_.push_back({steady_seconds(), events_.size()});
-      if (before_) before_();
-    };
-  }
-  ~TimelineRecorder() {
-    device_.memory.log = nullptr;
-    device_.between_ops = before_;
-    record_into(nullptr, device_);
-  }
-  TimelineRecorder(const TimelineRecorder&) = delete;
-  TimelineRecorder& operator=(const TimelineRecorder&) = delete;
-
-  // The time of an allocation between two operations is its place among those between them.
-  MemoryTimeline timeline(bool phases) {
-    MemoryTimeline timeline;
-    marks_.push_back({steady_seconds(), events_.size()});
-    timeline.seconds = marks_.back().time - begin_;
-    Mark last{begin_, 0};
-    BytesByTag live = live_;
-    timeline.points.push_back({0, live});
-    for (const Mark& mark : marks_) {
-      const double step = (mark.time - last.time) / static_cast<double>(mark.event - last.event + 1);
-      for (std::size_t e = last.event; e < mark.event; ++e) {
-        live[index(events_[e].tag)] += events_[e].bytes;
-        timeline.points.push_back({last.time - begin_ + step * static_cast<double>(e - last.event + 1), live});
-      }
-      last = mark;
-    }
-    const auto since_begin = [&](Recorder::Time t) { return std::chrono::duration<double>(t).count() - begin_; };
-    for (const Recorder::Interval& i : recorder_.recording().intervals) {
-      if (!phases || i.activity != Recorder::Activity::Backward) continue;
-      if (timeline.backward_begin == 0) timeline.backward_begin = since_begin(i.begin);
-      timeline.update_begin = since_begin(i.begin + i.length);
-    }
-    return timeline;
-  }
-
- private:
-  struct Mark {
-    double time;
-    std::size_t event;
-  };
-  Device& device_;
-  Recorder recorder_;
-  std::function<void()> before_;
-  double begin_;
-  BytesByTag live_;
-  std::vector<Allocator::Event> events_;
-  std::vector<Mark> marks_;
-};
 
 }  // namespace
 

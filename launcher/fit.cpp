@@ -4,58 +4,44 @@
 
 #include <algorithm>
 #include <atomic>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "launcher/calibrate.h"
 #include "launcher/compare.h"
+#include "launcher/fit_report.h"
 #include "launcher/keep_plan.h"
 #include "launcher/machine.h"
 #include "launcher/preflight.h"
 #include "launcher/progress.h"
-#include "launcher/report_parts.h"
 #include "launcher/run_device.h"
 #include "launcher/summary.h"
-#include "launcher/text_table.h"
 #include "launcher/training_run.h"
 #include "tensor/host_view.h"
 
 namespace regather {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;
 constexpr int kConfirmingSteps = 2;  // what lives from the first backward on is there in the second step
 
-constexpr const char* kNotAskedFor = "not asked for";
-
-enum class What { Sequence, MicroBatch };
-std::string_view name_of(What what) { return what == What::Sequence ? "sequence" : "micro_batch"; }
-
 // A configuration of that size under a policy that may use all of the memory.
-Config sized(const Config& config, What what, std::int64_t n) {
+Config sized(const Config& config, FitSize what, std::int64_t n) {
   Config c = config;
-  (what == What::Sequence ? c.data.sequence : c.train.micro_batch) = n;
+  (what == FitSize::Sequence ? c.data.sequence : c.train.micro_batch) = n;
   c.model.max_sequence = std::max(c.model.max_sequence, c.data.sequence);  // a table of positions grows along
   c.train.global_batch = 0;
   return c;
 }
 
-enum class Bound { Memory, Text, Search };
-std::string_view name_of(Bound bound) {
-  return bound == Bound::Memory ? "memory" : bound == Bound::Text ? "text" : "search";
-}
-
 // How large it can be whatever the memory is, and what there is to say to one more.
 struct Most {
   std::int64_t size = 0;
-  Bound bound = Bound::Search;
+  FitBound bound = FitBound::Search;
   std::string one_more{};
 };
 
 // The same on every rank: the text of the one that has least.
-Most most_of(const Config& config, What what, Communicator& comm) {
+Most most_of(const Config& config, FitSize what, Communicator& comm) {
   const auto refused = [&](std::int64_t n) {
     try {
       require_text(sized(config, what, n), comm.size());
@@ -64,7 +50,7 @@ Most most_of(const Config& config, What what, Communicator& comm) {
     }
     return std::string();
   };
-  const std::int64_t other = what == What::Sequence ? config.train.micro_batch : config.data.sequence,
+  const std::int64_t other = what == FitSize::Sequence ? config.train.micro_batch : config.data.sequence,
                      searched = std::max<std::int64_t>(1, kMostTokens / other);
   Most most{largest_that_fits(searched, [&](std::int64_t n) { return refused(n).empty(); })};
   for (const std::string& of_rank : comm.exchange(fmt::format("{}", most.size)))
@@ -73,7 +59,7 @@ Most most_of(const Config& config, What what, Communicator& comm) {
   if (most.size == searched) {
     most.one_more = fmt::format("no more than {} tokens of a micro-batch are tried", kMostTokens);
   } else {
-    most.bound = Bound::Text;
+    most.bound = FitBound::Text;
     most.one_more = refused(most.size + 1);
   }
   return most;
@@ -102,33 +88,23 @@ class Waiting {
   double patience_, last_;
 };
 
-struct Answer {
-  What what = What::Sequence;
-  std::int64_t largest = 0;  // 0: not even 1 fits
-  Bound bound = Bound::Memory;
-  std::int64_t planned = 0, measured = 0;
-  double seconds = 0;         // of a step, predicted
-  std::string refused{};      // what is said to one more: by the allocator, or of the text
-  std::string unconfirmed{};  // why no step was run
-  bool confirmed() const { return largest == 0 || !unconfirmed.empty() || measured == planned; }
-};
-
 class Fitting {
  public:
   Fitting(const Config& config, const FitOptions& options, Communicator& comm, const CostModel& costs, Waiting& waiting)
       : config_(config), options_(options), comm_(comm), costs_(costs), waiting_(waiting) {}
 
-  Answer find(What what, const Most& most) const {
+  FitAnswer find(FitSize what, const Most& most) const {
     const auto named = [&](std::int64_t n) {
       return fmt::format("{}, {} {}", config_.activation_checkpointing.policy, name_of(what), n);
     };
-    Answer answer{.what = what};
+    FitAnswer answer{.what = what};
     answer.largest = largest_that_fits(most.size, [&](std::int64_t n) {
       waiting_.trying(named(n));
       return fits(sized(config_, what, n));
     });
-    answer.bound = answer.largest < most.size ? Bound::Memory : most.bound;
-    answer.refused = answer.bound == Bound::Memory ? refusal(sized(config_, what, answer.largest + 1)) : most.one_more;
+    answer.bound = answer.largest < most.size ? FitBound::Memory : most.bound;
+    answer.refused =
+        answer.bound == FitBound::Memory ? refusal(sized(config_, what, answer.largest + 1)) : most.one_more;
     if (answer.largest == 0) return answer;
     const Config config = as_run(sized(config_, what, answer.largest)).value();
     const StepForecast f =
@@ -221,56 +197,6 @@ class Fitting {
   Waiting& waiting_;
 };
 
-struct PolicyFit {
-  std::string policy;
-  Answer sequence, micro_batch;
-};
-
-TextTable fit_table(const std::vector<PolicyFit>& fits, What what, const Config& config) {
-  TextTable table({what == What::Sequence ? fmt::format("longest sequence, micro_batch {}", config.train.micro_batch)
-                                          : fmt::format("largest micro_batch, sequence {}", config.data.sequence),
-                   "fits", "bound by", "planned MiB", "measured MiB", "step s, predicted"});
-  for (const PolicyFit& f : fits) {
-    const Answer& a = what == What::Sequence ? f.sequence : f.micro_batch;
-    table.row({"  " + f.policy, fmt::format("{}", a.largest), std::string(name_of(a.bound)),
-               a.largest > 0 ? mebibytes(a.planned) : "-", a.measured > 0 ? mebibytes(a.measured) : "-",
-               a.largest > 0 ? fmt::format("{:.3f}", a.seconds) : "-"});
-    if (a.largest > 0 && !a.unconfirmed.empty() && a.unconfirmed != kNotAskedFor)
-      table.heading("    not confirmed: " + a.unconfirmed);
-  }
-  return table;
-}
-
-// A line each; what is said of the text, which is the same under every policy, once. The table of who holds what is in
-// the file of --json.
-std::string refusals(const std::vector<PolicyFit>& fits) {
-  std::vector<std::string> lines;
-  for (const PolicyFit& f : fits)
-    for (const Answer* a : {&f.sequence, &f.micro_batch}) {
-      const std::string who = a->bound == Bound::Memory ? f.policy + ", " : "";
-      std::string line = fmt::format("  {}{} {} is refused: {}\n", who, name_of(a->what), a->largest + 1,
-                                     a->refused.substr(0, a->refused.find('\n')));
-      if (std::ranges::find(lines, line) == lines.end()) lines.push_back(std::move(line));
-    }
-  return fmt::format("{}", fmt::join(lines, ""));
-}
-
-std::string fits_json(const std::vector<PolicyFit>& fits, const FitOptions& options, std::int64_t world) {
-  const auto answer = [](const Answer& a) {
-    return Json{{"largest", a.largest},       {"bound_by", name_of(a.bound)},
-                {"planned_bytes", a.planned}, {"measured_bytes", a.measured},
-                {"step_seconds", a.seconds},  {"confirmed", a.largest > 0 && a.unconfirmed.empty() && a.confirmed()},
-                {"one_more", a.refused}};
-  };
-  Json policies = Json::array();
-  for (const PolicyFit& f : fits)
-    policies.push_back(
-        {{"policy", f.policy}, {"sequence", answer(f.sequence)}, {"micro_batch", answer(f.micro_batch)}});
-  const Json json = {
-      {"configuration", options.name}, {"world", world}, {"memory_bytes", options.memory}, {"policies", policies}};
-  return json.dump(2) + "\n";
-}
-
 std::vector<std::string> policies_of(const Config& config, const FitOptions& options) {
   if (!options.policies.empty()) return options.policies;
   std::vector<std::string> policies = {"none", "full", "budget"};
@@ -300,8 +226,8 @@ class FitProgram final : public RankProgram {
     comm_.set_where("fit");
     require_same_on_all_ranks(comm_, to_json(config_), "configurations");
     omp_set_num_threads(static_cast<int>(config_.threads));
-    const Most sequence = most_of(config_, What::Sequence, comm_),
-               micro_batch = most_of(config_, What::MicroBatch, comm_);
+    const Most sequence = most_of(config_, FitSize::Sequence, comm_),
+               micro_batch = most_of(config_, FitSize::MicroBatch, comm_);
     if (comm_.rank() == 0) {
       fmt::print("regather fit {}: {} of a rank, {} rank{}{}\n", options_.name, human_bytes(options_.memory),
                  comm_.size(), comm_.size() == 1 ? "" : "s",
@@ -316,8 +242,8 @@ class FitProgram final : public RankProgram {
       const Fitting fitting(config, options_, comm_, costs, waiting);
       with_context([&] { return "policy " + policy; },
                    [&] {
-                     fits.push_back(
-                         {policy, fitting.find(What::Sequence, sequence), fitting.find(What::MicroBatch, micro_batch)});
+                     fits.push_back({policy, fitting.find(FitSize::Sequence, sequence),
+                                     fitting.find(FitSize::MicroBatch, micro_batch)});
                    });
     }
     bool any = false, confirmed = true;
@@ -328,10 +254,10 @@ class FitProgram final : public RankProgram {
     if (!confirmed) code_ = static_cast<int>(ExitCode::Failed);
     if (!any) code_ = static_cast<int>(ExitCode::OutOfMemory);
     if (comm_.rank() != 0) return;
-    fmt::print("\n{}\n{}\n{}", fit_table(fits, What::Sequence, config_).text("  "),
-               fit_table(fits, What::MicroBatch, config_).text("  "), refusals(fits));
+    fmt::print("\n{}\n{}\n{}", fit_table(fits, FitSize::Sequence, config_).text("  "),
+               fit_table(fits, FitSize::MicroBatch, config_).text("  "), refusals(fits));
     std::fflush(stdout);
-    if (!options_.json_file.empty()) write_file(options_.json_file, fits_json(fits, options_, comm_.size()));
+    if (!options_.json_file.empty()) write_file(options_.json_file, to_json(fits, options_, comm_.size()));
   }
 
  private:
