@@ -170,6 +170,18 @@ void PolicyMeasurement::plan(PolicyResult& result, const Config& config) {
                                    human_bytes(bytes), human_bytes(available[place]));
 }
 
+// Puts what was planned into the configuration; or the least there is, and returns why no plan is within memory.limit.
+std::string PolicyMeasurement::settle(Config& config) {
+  const CostModel costs = costs_for(config_, make_run_device(config_, comm_, 0), comm_);
+  try {
+    config = settled(config, inputs_.model, comm_.size(), costs);
+  } catch (const FoundByAllRanks& e) {
+    config = with_plan(config, {.blocks = std::vector(inputs_.model.blocks.size(), drop_all()), .slots = 1});
+    return e.what();
+  }
+  return "";
+}
+
 void PolicyMeasurement::compare_losses(const std::vector<double>& losses, Differences& differences) {
   if (reference_losses_.empty()) reference_losses_ = losses;
   for (std::size_t i = 0; i < losses.size(); ++i) {
@@ -273,13 +285,13 @@ Comparison PolicyMeasurement::run() {
   std::vector<Config> configs;
   for (const std::string& policy : options_.policies.empty() ? default_policies(config_) : options_.policies) {
     configs.push_back(with_policy(config_, policy));
-    if (policy == "budget")
-      configs.back() = settled(configs.back(), inputs_.model, comm_.size(),
-                               costs_for(config_, make_run_device(config_, comm_, 0), comm_));
+    std::string unplanned;
+    if (policy == "budget") unplanned = settle(configs.back());
     PolicyResult& result = comparison.policies.emplace_back();
     result.policy = policy;
     result.detail = describe_checkpointing(configs.back());
     plan(result, configs.back());
+    if (!unplanned.empty() && result.ran()) result.refused = "does not fit: " + unplanned;
   }
   std::vector<std::size_t> order;  // what runs; first what the others are compared with
   for (std::size_t i = 0; i < configs.size(); ++i)

@@ -29,6 +29,7 @@ class PolicyMeasurement {
 
   Comparison begin() const;
   void plan(PolicyResult& result, const Config& config);
+  std::string settle(Config& config);
   enum class Measured { All, Stopped };
   Measured measure(PolicyResult& result, const Config& config, std::int64_t round);
   void compare_gradients(Differences& differences);

@@ -135,6 +135,23 @@ TEST(Compare, APolicyOverTheLimitIsARowAndTheOthersAreComparedWithTheFirstThatFi
   for (const PolicyResult& p : none.policies) EXPECT_FALSE(p.ran());
 }
 
+TEST(Compare, ABudgetThatNoPlanMeetsIsARowToo) {
+  const TemporaryFolder folder;
+  const CompareOptions options{.policies = {"budget", "full"}, .steps = 1, .rounds = 1};
+  const auto with_limit = [&](std::int64_t limit) {
+    return compare(
+        small(folder, fmt::format("memory: {{limit: {}}}\nactivation_checkpointing: {{budget: 0}}\n", limit)), options,
+        2);
+  };
+  const Comparison fits = with_limit(1 << 30);
+  EXPECT_TRUE(fits.policies[0].ran());
+  const Comparison none = with_limit(1000);
+  EXPECT_EQ(none.reference, -1);
+  EXPECT_EQ(none.policies[0].refused.find("does not fit: it needs "), 0U) << none.policies[0].refused;
+  EXPECT_GT(none.policies[0].planned.total, 1000);
+  EXPECT_LE(none.policies[0].planned.total, fits.policies[1].planned.total);
+}
+
 TEST(Compare, SeveralMicroBatchesAndFrozenParametersAgreeToo) {
   const TemporaryFolder folder;
   Config config = small(folder);
