@@ -12,7 +12,7 @@ file(GLOB regather_nccl_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/dist/nc
 function(find_cuda_headers)
   set(missing "")
   set(include_dirs "")
-  foreach(header cuda_runtime.h cublas_v2.h nccl.h)
+  foreach(header cuda_runtime.h cublas_v2.h cublasLt.h nccl.h)
     string(MAKE_C_IDENTIFIER "REGATHER_PATH_OF_${header}" variable)
     find_path(${variable} ${header} HINTS "${PROJECT_SOURCE_DIR}/.cuda/include" ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES include)
     mark_as_advanced(${variable})
@@ -56,7 +56,7 @@ add_library(regather_cuda STATIC ${regather_cuda_sources})
 set_target_properties(regather_cuda PROPERTIES OPTIMIZE_DEPENDENCIES ON)  # it alone can be built: nothing else is compiled for it
 target_compile_options(regather_cuda PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Werror>
   "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--Werror=all-warnings;-Xptxas=-v,-warn-spills,-Werror;-Xcompiler=-Wall,-Wextra>")
-target_link_libraries(regather_cuda PUBLIC regather_tensor CUDA::cudart CUDA::cublas)
+target_link_libraries(regather_cuda PUBLIC regather_tensor CUDA::cudart CUDA::cublas CUDA::cublasLt)
 target_link_libraries(regather_tensor PUBLIC $<LINK_ONLY:regather_cuda>)  # no headers of CUDA: other sources compile as without it
 
 find_path(REGATHER_NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})

@@ -1,5 +1,6 @@
 #include "tensor/cuda/cuda_ops.h"
 
+#include "tensor/cuda/biased_products.h"
 #include "tensor/cuda/status.h"
 #include "tensor/cuda/streams.h"
 #include "tensor/error.h"
@@ -34,7 +35,8 @@ CudaOps::CudaOps(Allocator& memory, Streams& streams)
       bf16_(context_),
       blas_workspace_(memory, kGpuProductsBytes, Tag::Workspace),
       results_(memory, kGpuResultBytes, Tag::Host),
-      found_(memory, kGpuFaultBytes, Tag::Host) {
+      found_(memory, kGpuFaultBytes, Tag::Host),
+      biased_products_(std::make_unique<BiasedProducts>(context_.stream(), blas_workspace_.data(), kGpuProductsBytes)) {
   check_status(cublasCreate(&blas_), "cublasCreate");
   check_status(cublasSetStream(blas_, context_.stream()), "cublasSetStream");
   check_status(cublasSetWorkspace(blas_, blas_workspace_.data(), kGpuProductsBytes), "cublasSetWorkspace");
@@ -92,6 +94,14 @@ void CudaOps::gemm(Layout a_layout, Layout b_layout, const Sizes& sizes, const C
                                &scale, b.data, type(b.dtype), b_plain ? n : k, a.data, type(a.dtype), a_stride, &beta,
                                c.data, type(c.dtype), c_stride, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
                "cublasGemmEx");
+}
+void CudaOps::linear(std::int64_t m, std::int64_t n, std::int64_t k, ConstElements x, ConstElements w,
+                     ConstElements bias, Elements y) {
+  check(x.dtype == y.dtype && w.dtype == y.dtype && bias.dtype == y.dtype,
+        "linear layer on CUDA: {} times {} plus {} into {}; they have one type", name_of(x.dtype), name_of(w.dtype),
+        name_of(bias.dtype), name_of(y.dtype));
+  check(k > 0, "linear layer on CUDA: rows of x have no elements");
+  if (m > 0 && n > 0) biased_products_->multiply(m, n, k, y.dtype, {x.data, w.data, bias.data, y.data});
 }
 void CudaOps::gemm_nt(std::int64_t m, std::int64_t n, std::int64_t k, ConstElements a, ConstElements b, Elements c,
                       Into into, RowStrides strides, float scale) {

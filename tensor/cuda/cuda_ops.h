@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ class Event;
 namespace regather::cuda {
 
 class Streams;
+class BiasedProducts;
 
 // Noted by the first thread that sees one. kind 0: none.
 enum FaultKind : std::int32_t { kTokenOutsideVocabulary = 1, kTargetOutsideVocabulary };
@@ -58,7 +60,6 @@ class CudaElementOps final : public GpuElementOps<T> {
   explicit CudaElementOps(OpContext& context) : context_(context) {}
 
   void add(T* y, const T* a, const T* b, std::int64_t n) override;
-  void fill_rows(T* y, const T* row, std::int64_t rows, std::int64_t cols) override;
   void add_column_sums(float* sums, const T* x, std::int64_t rows, std::int64_t cols) override;
   void gelu(T* y, const T* x, std::int64_t n) override;
   void gelu_backward(T* dx, const T* x, const T* dy, std::int64_t n) override;
@@ -102,6 +103,8 @@ class CudaOps final : public GpuOps {
                RowStrides strides, float scale) override;
   void gemm_tn(std::int64_t m, std::int64_t n, std::int64_t k, ConstElements a, ConstElements b, Elements c, Into into,
                RowStrides strides, float scale) override;
+  void linear(std::int64_t m, std::int64_t n, std::int64_t k, ConstElements x, ConstElements w, ConstElements bias,
+              Elements y) override;
   void adamw(float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWFactors& factors) override;
   void sgd(float* p, float* momentum, const float* g, std::int64_t n, float gradient_scale, float decay, float lr,
            float mu) override;
@@ -128,7 +131,8 @@ class CudaOps final : public GpuOps {
   CudaElementOps<float> fp32_;
   CudaElementOps<Bf16> bf16_;
   cublasHandle_t blas_ = nullptr;
-  Buffer blas_workspace_, results_, found_;  // of the host: the last two
+  Buffer blas_workspace_, results_, found_;          // of the host: the last two
+  std::unique_ptr<BiasedProducts> biased_products_;  // in the same workspace: all of them run in the compute stream
 };
 
 // In any stream: y = a + b, of fp32 or bf16 elements; to = from, rounded (tensor/cuda/round.cu).

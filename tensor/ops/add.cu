@@ -1,5 +1,4 @@
 // y = a + b. Per element: 3 elements moved (read a, b; write y), 1 flop. Limiter: memory bandwidth.
-// fill_rows: y = row, every row. Per element: 1 written; the row comes from the cache. Limiter: memory bandwidth.
 // add_column_sums: per element 1 read, 1 flop; the fp32 partial sums of a chunk of rows are 1/64 of their number or
 // less.
 // Limiter: memory bandwidth. The order of additions: rows of a chunk, eight interleaved chains; then chunks.
@@ -24,15 +23,6 @@ struct Add {
     store_quad<kAligned>(y, i, n, x);
   }
 };
-
-template <class T, bool kAligned>
-__global__ void __launch_bounds__(kQuadThreads)
-    fill_rows_kernel(T* y, const T* row, std::int64_t rows, std::int64_t cols) {
-  const std::int64_t i = 4 * (static_cast<std::int64_t>(blockIdx.x) * kQuadThreads + threadIdx.x);
-  if (i >= cols) return;
-  const Float4 value = load_quad<kAligned>(row, i, cols);
-  for (std::int64_t r = blockIdx.y; r < rows; r += gridDim.y) store_quad<kAligned>(y + r * cols, i, cols, value);
-}
 
 // A block sums a chunk of rows of 128 columns: 32 threads of four columns, eight rows at a time.
 constexpr int kLanes = 32, kRows = 8, kColumns = 4 * kLanes;
@@ -83,16 +73,6 @@ void CudaElementOps<T>::add(T* y, const T* a, const T* b, std::int64_t n) {
 }
 
 template <class T>
-void CudaElementOps<T>::fill_rows(T* y, const T* row, std::int64_t rows, std::int64_t cols) {
-  if (rows == 0 || cols == 0) return;
-  constexpr std::int64_t kRowBlocks = 1024;
-  const dim3 grid(blocks_for(cols, 4 * kQuadThreads), static_cast<unsigned>(std::min(rows, kRowBlocks)));
-  const bool aligned = all_aligned(y, row) && cols % 4 == 0;
-  launch("fill_rows", aligned ? fill_rows_kernel<T, true> : fill_rows_kernel<T, false>, grid, kQuadThreads, 0,
-         context_.stream(), y, row, rows, cols);
-}
-
-template <class T>
 void CudaElementOps<T>::add_column_sums(float* sums, const T* x, std::int64_t rows, std::int64_t cols) {
   if (rows == 0 || cols == 0) return;
   constexpr std::int64_t kChunkRows = 64, kMostChunks = 64;
@@ -116,10 +96,8 @@ void OpContext::add_partial_sums(float* to, const float* x, std::int64_t chunks,
 template void add(cudaStream_t, float*, const float*, const float*, std::int64_t);
 template void add(cudaStream_t, Bf16*, const Bf16*, const Bf16*, std::int64_t);
 template void CudaElementOps<float>::add(float*, const float*, const float*, std::int64_t);
-template void CudaElementOps<float>::fill_rows(float*, const float*, std::int64_t, std::int64_t);
 template void CudaElementOps<float>::add_column_sums(float*, const float*, std::int64_t, std::int64_t);
 template void CudaElementOps<Bf16>::add(Bf16*, const Bf16*, const Bf16*, std::int64_t);
-template void CudaElementOps<Bf16>::fill_rows(Bf16*, const Bf16*, std::int64_t, std::int64_t);
 template void CudaElementOps<Bf16>::add_column_sums(float*, const Bf16*, std::int64_t, std::int64_t);
 
 }  // namespace regather::cuda

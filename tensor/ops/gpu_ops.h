@@ -36,7 +36,6 @@ class GpuElementOps {
   virtual ~GpuElementOps() = default;
 
   virtual void add(T* y, const T* a, const T* b, std::int64_t n) = 0;  // y may be a or b
-  virtual void fill_rows(T* y, const T* row, std::int64_t rows, std::int64_t cols) = 0;
   virtual void add_column_sums(float* sums, const T* x, std::int64_t rows, std::int64_t cols) = 0;
   virtual void gelu(T* y, const T* x, std::int64_t n) = 0;
   virtual void gelu_backward(T* dx, const T* x, const T* dy, std::int64_t n) = 0;
@@ -95,6 +94,10 @@ class GpuOps {
                        Into into, RowStrides strides = {}, float scale = 1) = 0;
   virtual void gemm_tn(std::int64_t m, std::int64_t n, std::int64_t k, ConstElements a, ConstElements b, Elements c,
                        Into into, RowStrides strides = {}, float scale = 1) = 0;
+
+  // y[m,n] = x[m,k] w[n,k]^T + bias[n] in each row, rounded once; all elements of one type.
+  virtual void linear(std::int64_t m, std::int64_t n, std::int64_t k, ConstElements x, ConstElements w,
+                      ConstElements bias, Elements y) = 0;
 
   virtual void adamw(float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWFactors& factors) = 0;
   virtual void sgd(float* p, float* momentum, const float* g, std::int64_t n, float gradient_scale, float decay,

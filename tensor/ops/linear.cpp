@@ -54,8 +54,10 @@ class Linear final : public Op {
       T* y = call.out[0].fresh<T>();
       const T *weight = call.param<T>(0), *bias = has_bias_ ? call.param<T>(1) : nullptr;
       const auto gpu_forward = [&](GpuOps& gpu) {
-        if (bias) gpu.on<T>().fill_rows(y, bias, rows, out);
-        gpu.gemm_nt(rows, out, in, x.data<T>(), weight, y, into);
+        if (bias)
+          gpu.linear(rows, out, in, x.data<T>(), weight, bias, y);
+        else
+          gpu.gemm_nt(rows, out, in, x.data<T>(), weight, y, into);
       };
       if (on_gpu(call.device, gpu_forward)) return;
       if (bias)  // the product adds to it: one pass over y less than adding it afterwards, and one rounding
