@@ -309,38 +309,39 @@ API cudaEventDestroy(cudaEvent_t event) {
 }
 API cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   if (!exists(event, __func__)) return failed(cudaErrorInvalidResourceHandle);
-  const auto number = ++event->recorded;
-  state().enqueue(stream, __func__, [=] {
-    event->done = std::max(event->done, number);
-    cuda_emu::release(event);
+  event->latest = std::make_shared<cuda_emu::Record>();
+  state().enqueue(stream, __func__, [record = event->latest] {
+    record->done = true;
+    cuda_emu::release(record.get());
   });
   return cudaSuccess;
 }
 API cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   if (!exists(event, __func__)) return failed(cudaErrorInvalidResourceHandle);
-  if (const auto number = event->recorded; number > 0)
+  if (const auto record = event->latest)
     state().enqueue(
-        stream, __func__, [=] { cuda_emu::acquire(event); }, [=] { return event->done >= number; });
+        stream, __func__, [record] { cuda_emu::acquire(record.get()); }, [record] { return record->done; });
   return cudaSuccess;
 }
 API cudaEventSynchronize(cudaEvent_t event) {
   if (!exists(event, __func__)) return failed(cudaErrorInvalidResourceHandle);
-  const auto number = event->recorded;
-  const bool done = state().wait_until([=] { return event->done >= number; }, __func__);
-  cuda_emu::acquire(event);
+  const auto record = event->latest;
+  if (!record) return cudaSuccess;
+  const bool done = state().wait_until([record] { return record->done; }, __func__);
+  cuda_emu::acquire(record.get());
   return done ? cudaSuccess : failed(cudaErrorLaunchFailure);
 }
 API cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
   if (!exists(begin, __func__) || !exists(end, __func__)) return failed(cudaErrorInvalidResourceHandle);
   for (const cudaEvent_t event : {begin, end})
-    if (event->done < event->recorded) return cudaErrorNotReady;
+    if (!event->done()) return cudaErrorNotReady;
   *milliseconds = 1;  // there is no time here
   return cudaSuccess;
 }
 API cudaEventQuery(cudaEvent_t event) {
   if (!exists(event, __func__)) return failed(cudaErrorInvalidResourceHandle);
-  if (event->done < event->recorded && !state().poll(__func__)) return failed(cudaErrorLaunchFailure);
-  if (event->done < event->recorded) return cudaErrorNotReady;
-  cuda_emu::acquire(event);
+  if (!event->done() && !state().poll(__func__)) return failed(cudaErrorLaunchFailure);
+  if (!event->done()) return cudaErrorNotReady;
+  cuda_emu::acquire(event->latest.get());
   return cudaSuccess;
 }

@@ -30,6 +30,11 @@ struct Task {
   std::shared_ptr<char> enqueued;  // carries the order between enqueueing and running
 };
 
+// Of an event. Waits are for the latest of when they are called, whatever the event is recorded for later.
+struct Record {
+  bool done = false;
+};
+
 }  // namespace cuda_emu
 
 struct CUstream_st {
@@ -41,8 +46,10 @@ struct CUstream_st {
   bool destroyed = false;  // it takes nothing more; what it has still runs
 };
 struct CUevent_st {
-  std::uint64_t recorded = 0, done = 0;  // counts of records
-  bool destroyed = false;                // streams may still come to it
+  std::shared_ptr<cuda_emu::Record> latest;  // none: nothing to wait for
+  bool destroyed = false;                    // streams may still come to its records
+
+  bool done() const { return !latest || latest->done; }
 };
 
 namespace cuda_emu {

@@ -60,6 +60,42 @@ TEST(Streams, a_missing_event_gives_wrong_numbers_under_some_seeds) {
   expect_wrong([] { return copy_then_add(Waits::No); });
 }
 
+// An event that is recorded for two streams, of which one has nothing to do.
+enum class Recorded { AgainAfterTheWait, AgainBeforeTheWait };
+
+bool copy_then_add_by_an_event_of_two(Recorded recorded) {
+  const cudaStream_t copies = new_stream(), idle = new_stream(), compute = new_stream();
+  const cudaEvent_t event = new_event();
+  float* x = on_device(64);
+  upload(x, counting(64), 64, copies);
+  ok(cudaEventRecord(event, copies));
+  if (recorded == Recorded::AgainBeforeTheWait) ok(cudaEventRecord(event, idle));
+  ok(cudaStreamWaitEvent(compute, event, 0));
+  if (recorded == Recorded::AgainAfterTheWait) ok(cudaEventRecord(event, idle));
+  add_one(x, 64, compute);
+  std::vector<float> right = counted<float>(65);
+  right.erase(right.begin());
+  return download(x, 64, compute) == right;
+}
+
+TEST(Streams, wait_for_what_an_event_was_recorded_for_before_the_wait) {
+  expect_right([] { return copy_then_add_by_an_event_of_two(Recorded::AgainAfterTheWait); });
+}
+TEST(Streams, are_not_ordered_by_an_earlier_record_of_the_event_that_they_wait_for) {
+  const auto add = [] { return copy_then_add_by_an_event_of_two(Recorded::AgainBeforeTheWait); };
+  if (kSeesRaces)
+    return expect_race([&] {
+      const Machine machine({.seed = 3});  // each piece runs as soon as it can: the earlier record, too
+      add();
+    });
+  int wrong = 0;
+  for (int seed = 0; seed < kSeeds; ++seed) {
+    const Machine machine({.seed = static_cast<std::uint64_t>(seed)});
+    wrong += add() ? 0 : 1;
+  }
+  EXPECT_GT(wrong, 0);
+}
+
 // A buffer that goes from the gather stream to compute and back, as a slot does.
 bool use_slot_twice(Waits waits) {
   const cudaStream_t gather = new_stream(), compute = new_stream();
