@@ -161,7 +161,7 @@ void BlockRunner::fetch(int micro_batch) {
   with_context([&] { return name_ + " backward"; }, [&] { tapes_.at(static_cast<std::size_t>(micro_batch))->fetch(); });
 }
 
-void BlockRunner::forget() {
+void BlockRunner::forget() noexcept {
   for (auto& tape : tapes_) tape.reset();
 }
 

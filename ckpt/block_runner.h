@@ -45,7 +45,7 @@ class BlockRunner {
   void fetch(int micro_batch);  // and start to come back
   // From the next forward on: what is dropped or offloaded is compared by value when it is there again.
   void audit(bool on) { audit_ = on; }
-  void forget();  // tapes of a step that did not end
+  void forget() noexcept;  // tapes of a step that did not end
 
  private:
   std::vector<ShardUnit::Lease> acquire(Pass pass, const Acquired& acquired);

@@ -132,7 +132,7 @@ void StackRunner::step(std::span<const MicroBatch> batches, std::uint64_t step, 
     bool done = false;
     ~Guard() {
       if (done) return;
-      r.clean_up();
+      r.forget();
       for (auto& unit : r.units_) unit->abandon_step();
     }
   };
@@ -149,7 +149,8 @@ void StackRunner::step(std::span<const MicroBatch> batches, std::uint64_t step, 
   }
   if (before_action) before_action(plan_.entries.size());
   for (auto& unit : units_) unit->finish_reduction();
-  clean_up();
+  forget();
+  for (auto& unit : units_) unit->evict();
   for (auto& unit : units_) unit->finish_gathers();  // that nobody read from
   guard.done = true;
 }
@@ -199,19 +200,19 @@ void StackRunner::run(std::size_t t, std::span<const MicroBatch> batches, std::u
   }
 }
 
-void StackRunner::clean_up() noexcept {
+void StackRunner::forget() noexcept {
   in_flight_.clear();
   embedding_->forget();
   head_->forget();
   for (BlockRunner& block : blocks_) block.forget();
-  if (options_.strategy == Strategy::Full)
-    for (auto& unit : units_) unit->evict();
 }
 
 Tensor StackRunner::evaluate(const Tensor& tokens, const Tensor& targets) {
   struct Guard {
     StackRunner& r;
-    ~Guard() { r.clean_up(); }
+    ~Guard() {
+      for (auto& unit : r.units_) unit->abandon_copies();
+    }
   };
   const Guard guard{*this};
   Activations x{tokens};

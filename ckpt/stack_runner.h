@@ -60,7 +60,7 @@ class StackRunner {
   void make_resident(const StepPlan::Entry& entry);
   void prefetch_after(std::size_t t);
   void run(std::size_t t, std::span<const MicroBatch> batches, std::uint64_t step, Flow& flow, const OnLoss& on_loss);
-  void clean_up() noexcept;
+  void forget() noexcept;
 
   const Model& model_;
   Device& device_;

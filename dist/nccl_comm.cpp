@@ -119,7 +119,8 @@ class NcclTransport::Flight final : public Transfer {
 
 void NcclTransport::fail(ncclResult_t result, const char* call) const {
   const char* more = ncclGetLastError(comm_);
-  throw Error(fmt::format("{}: {}{}{}", call, ncclGetErrorString(result), more && *more ? ": " : "", more ? more : ""),
+  throw Error(fmt::format("{}: {}{}{}{}", call, ncclGetErrorString(result), more && *more ? ": " : "", more ? more : "",
+                          result == ncclUnhandledCudaError ? cuda::word_of_runtime() : ""),
               result == ncclRemoteError ? ExitCode::PeerVanished : ExitCode::Failed);
 }
 

@@ -302,7 +302,17 @@ void ShardUnit::finish_reduction() {
   reducing_.reset();
 }
 
-void ShardUnit::abandon_step() noexcept { running_.reset(); }
+void ShardUnit::abandon_step() noexcept {
+  running_.reset();
+  abandon_copies();
+}
+
+void ShardUnit::abandon_copies() noexcept {
+  try {
+    evict();
+  } catch (...) {  // of a device that has failed: the error that is on its way is the one to report
+  }
+}
 
 // ---- what the optimizer sees ----------------------------------------------------------------------------------------
 

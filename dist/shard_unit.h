@@ -88,9 +88,10 @@ class ShardUnit final : public ParamSource {
   UnitGradients& gradients(Tag lifetime);
   void reduce();  // starts the reduction of that buffer; at most one in flight
   void finish_reduction();
-  // After a step that failed; neither waits nor throws. A reduction in flight keeps its buffer until the next step
-  // begins.
+  // After a step that failed; neither waits nor throws. No gradients and no full copy stay behind, but a reduction in
+  // flight keeps its buffer until the next step begins, and a device that has failed keeps its copies.
   void abandon_step() noexcept;
+  void abandon_copies() noexcept;  // the same of an evaluation, which has no gradients
   bool written(int i) const { return written_[static_cast<std::size_t>(i)]; }  // in this step, by any backward
 
   // ---- what this rank's optimizer sees

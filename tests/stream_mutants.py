@@ -219,7 +219,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, metavar="N")
     parser.add_argument("--seed", type=int, default=int(datetime.date.today().strftime("%Y%m%d")))
-    parser.add_argument("--build", type=Path, default=ROOT / "build/cpu", metavar="FOLDER", help="where cuda_tests is built")
+    parser.add_argument("--build", type=lambda folder: Path(folder).resolve(), default=ROOT / "build/cpu", metavar="FOLDER", help="where cuda_tests is built")
     parser.add_argument("--list", action="store_true", help="only what there is")
     parser.add_argument("pattern", nargs="?", default="")
     arguments = parser.parse_args()

@@ -12,7 +12,14 @@ void check_status(cudaError_t status, const char* call) {
 }
 
 void check_status(cublasStatus_t status, const char* call) {
-  if (status != CUBLAS_STATUS_SUCCESS) throw Error(fmt::format("{}: {}", call, cublasGetStatusString(status)));
+  if (status != CUBLAS_STATUS_SUCCESS)
+    throw Error(fmt::format("{}: {}{}", call, cublasGetStatusString(status), word_of_runtime()));
+}
+
+std::string word_of_runtime() {
+  const cudaError_t status = cudaPeekAtLastError();
+  if (status == cudaSuccess) return {};
+  return fmt::format("; {} ({})", cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
 void check_launch(const char* kernel) {

@@ -33,6 +33,7 @@ extern "C" const char* cublasGetStatusString(cublasStatus_t status) {
   switch (status) {
     case CUBLAS_STATUS_SUCCESS: return "success";
     case CUBLAS_STATUS_INVALID_VALUE: return "an unsupported value or parameter was passed to the function";
+    case CUBLAS_STATUS_EXECUTION_FAILED: return "the function failed to launch on the GPU";
     case CUBLAS_STATUS_NOT_SUPPORTED: return "the functionality requested is not supported";
     default: return "emulated status";
   }
@@ -58,6 +59,7 @@ extern "C" cublasStatus_t cublasGemmEx_64(cublasHandle_t handle, cublasOperation
   if (!product.a.well_formed() || !product.b.well_formed() || !product.c.well_formed())
     return CUBLAS_STATUS_INVALID_VALUE;
   if (m == 0 || n == 0) return CUBLAS_STATUS_SUCCESS;
+  if (state().host().context->failed) return CUBLAS_STATUS_EXECUTION_FAILED;
   state().enqueue(handle->stream, "matrix product", [product] { product.compute(); });
   return CUBLAS_STATUS_SUCCESS;
 }

@@ -178,6 +178,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     if (reinterpret_cast<std::uintptr_t>(addresses[i]) %
         (algorithm->data[4] >> (16 * std::min<std::size_t>(i, 3)) & 0xFFFF))
       return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (state().host().context->failed) return CUBLAS_STATUS_EXECUTION_FAILED;
   if (!state().check(workspace, workspace_bytes, "cuBLASLt workspace")) return CUBLAS_STATUS_INVALID_VALUE;
   const Product product = {
       .a = matrix(a, a_layout),

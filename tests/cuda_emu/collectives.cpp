@@ -147,6 +147,7 @@ void post(ncclComm& comm, Collective collective, const void* send, void* receive
 ncclResult_t start(ncclComm_t comm, Collective collective, const void* send, void* receive, std::size_t count,
                    ncclDataType_t type, cudaStream_t stream) {
   if (!comm || *comm->aborted) return ncclInvalidArgument;
+  if (state().host().context->failed) return ncclUnhandledCudaError;
   auto later = [=] { post(*comm, collective, send, receive, count, type, stream); };
   cuda_emu::Host& host = state().host();
   if (!comm->launching.empty() && !host.launches_late)
@@ -220,6 +221,7 @@ extern "C" const char* ncclGetErrorString(ncclResult_t result) {
     case ncclRemoteError: return "remote process exited or there was a network error";
     case ncclInvalidArgument: return "invalid argument";
     case ncclInProgress: return "NCCL operation in progress";
+    case ncclUnhandledCudaError: return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
     default: return "emulated error";
   }
 }

@@ -190,8 +190,10 @@ void launch_kernel(const char* name, const void* kernel, dim3 grid, dim3 block, 
     return;
   }
   const std::size_t limit = dynamic_limit > kStaticShared ? kMostShared : kStaticShared;
+  const bool fails = s.failing_kernel && s.failing_kernel->first == s.host().rank && s.failing_kernel->second-- == 0;
   s.enqueue(stream, std::string("kernel ") + name,
-            [&s, name = std::string(name), grid, block, shared_bytes, limit, body = std::move(body)] {
+            [&s, stream, fails, name = std::string(name), grid, block, shared_bytes, limit, body = std::move(body)] {
+              if (fails) return s.fail(*stream->context);
               Grid(s, name, grid, block, shared_bytes, limit, body).run();
             });
 }

@@ -31,6 +31,7 @@ std::size_t Machine::pinned_bytes() const {
 int Machine::communicators() const { return state_->communicators; }
 int Machine::communicators_made() const { return state_->communicators_made; }
 void Machine::fail_collective(int rank, std::int64_t n) { state_->failing_collective.emplace(rank, n); }
+void Machine::fail_kernel(int rank, std::int64_t n) { state_->failing_kernel.emplace(rank, n); }
 
 void Machine::run_ranks(int ranks, const std::function<void(int)>& body) {
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));

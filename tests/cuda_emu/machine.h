@@ -67,6 +67,9 @@ class Machine {
 
   // The n-th collective (from 0) of this rank of a communicator ends with ncclRemoteError, as when a peer is gone.
   void fail_collective(int rank, std::int64_t n);
+  // The n-th kernel (from 0) that this rank launches from here on reads what it may not. Its context has failed when
+  // that runs: nothing of it runs any more, and every call of that rank returns cudaErrorIllegalAddress.
+  void fail_kernel(int rank, std::int64_t n);
 
   // Runs body(rank) on so many threads that take turns. Exceptions leave by rethrowing the first.
   void run_ranks(int ranks, const std::function<void(int)>& body);

@@ -23,6 +23,9 @@ cudaError_t failed(cudaError_t error) {
   return error;
 }
 
+// What the calling process is told by every call, once its context has failed.
+cudaError_t of_context() { return state().host().context->failed ? cudaErrorIllegalAddress : cudaSuccess; }
+
 cuda_emu::DeviceMemory& memory_of(int device) { return *state().devices.at(static_cast<std::size_t>(device)); }
 
 void free_block(void* data) {
@@ -68,17 +71,25 @@ cudaError_t wait_for_stream(cudaStream_t stream, const char* who) {
   const auto last = stream->last;
   const bool done = state().wait_until([=] { return stream->done >= last; }, who);
   cuda_emu::acquire(stream);
-  return done ? cudaSuccess : failed(cudaErrorLaunchFailure);
+  return done ? of_context() : failed(cudaErrorLaunchFailure);
 }
 
 }  // namespace
 
 #define API extern "C" cudaError_t
+#define END_IF_FAILED \
+  if (const cudaError_t error = of_context(); error != cudaSuccess) return error
 
 // ---- errors and devices ---------------------------------------------------------------------------------------------
 
-API cudaGetLastError() { return std::exchange(state().host().last_error, cudaSuccess); }
-API cudaPeekAtLastError() { return state().host().last_error; }
+API cudaGetLastError() {
+  END_IF_FAILED;
+  return std::exchange(state().host().last_error, cudaSuccess);
+}
+API cudaPeekAtLastError() {
+  END_IF_FAILED;
+  return state().host().last_error;
+}
 extern "C" const char* cudaGetErrorName(cudaError_t error) {
   switch (error) {
     case cudaSuccess: return "cudaSuccess";
@@ -87,6 +98,7 @@ extern "C" const char* cudaGetErrorName(cudaError_t error) {
     case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
     case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
     case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+    case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
     case cudaErrorNotReady: return "cudaErrorNotReady";
     default: return "cudaError";
   }
@@ -99,16 +111,19 @@ extern "C" const char* cudaGetErrorString(cudaError_t error) {
     case cudaErrorInvalidValue: return "invalid argument";
     case cudaErrorLaunchFailure: return "unspecified launch failure";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorNotReady: return "device not ready";
     default: return "emulated error";
   }
 }
 API cudaGetDeviceCount(int* count) {
+  END_IF_FAILED;
   *count = static_cast<int>(state().devices.size());
   return *count > 0 ? cudaSuccess : failed(cudaErrorNoDevice);
 }
 API cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  END_IF_FAILED;
   if (device < 0 || device >= static_cast<int>(state().devices.size())) return failed(cudaErrorInvalidDevice);
   *properties = {};
   std::strcpy(properties->name, "emulated GPU");
@@ -119,6 +134,7 @@ API cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return cudaSuccess;
 }
 API cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  END_IF_FAILED;
   if (device < 0 || device >= static_cast<int>(state().devices.size())) return failed(cudaErrorInvalidDevice);
   switch (attribute) {
     case cudaDevAttrClockRate: *value = 1410000; return cudaSuccess;
@@ -128,21 +144,25 @@ API cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   }
 }
 API cudaSetDevice(int device) {
+  END_IF_FAILED;
   if (device < 0 || device >= static_cast<int>(state().devices.size())) return failed(cudaErrorInvalidDevice);
   state().host().device = device;
   return cudaSuccess;
 }
 API cudaGetDevice(int* device) {
+  END_IF_FAILED;
   *device = state().host().device;
   return cudaSuccess;
 }
 API cudaDeviceSynchronize() {
+  END_IF_FAILED;
   cudaError_t result = cudaSuccess;
   for (CUstream_st* stream : std::vector(state().streams))
     if (stream->device == state().host().device) result = std::max(result, wait_for_stream(stream, __func__));
   return result;
 }
 API cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  END_IF_FAILED;
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
       static_cast<std::size_t>(value) > cuda_emu::kMostShared)
     return failed(cudaErrorInvalidValue);
@@ -153,18 +173,21 @@ API cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int va
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
 API cudaMalloc(void** data, std::size_t bytes) {
+  END_IF_FAILED;
   const int device = state().host().device;
   const cudaError_t result = allocate(data, bytes, device);
   if (result == cudaSuccess) memory_of(device).fill(*data);
   return result;
 }
 API cudaFree(void* data) {
+  END_IF_FAILED;
   if (!data) return cudaSuccess;
   cudaDeviceSynchronize();
   free_block(data);
   return cudaSuccess;
 }
 API cudaMallocAsync(void** data, std::size_t bytes, cudaStream_t stream) {
+  END_IF_FAILED;
   const cudaError_t result = allocate(data, bytes, stream->device);
   if (result == cudaSuccess)
     state().enqueue(stream, __func__, [block = *data, bytes, device = stream->device] {
@@ -174,6 +197,7 @@ API cudaMallocAsync(void** data, std::size_t bytes, cudaStream_t stream) {
   return result;
 }
 API cudaFreeAsync(void* data, cudaStream_t stream) {
+  END_IF_FAILED;
   state().enqueue(stream, __func__, [data, &memory = memory_of(stream->device)] {
     will_write_all(data, memory.size_of(data));
     free_block(data);
@@ -184,27 +208,31 @@ API cudaMallocFromPoolAsync(void** data, std::size_t bytes, cudaMemPool_t, cudaS
   return cudaMallocAsync(data, bytes, stream);
 }
 API cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {
+  END_IF_FAILED;
   *pool = new CUmemPoolHandle_st{properties->location.id};
   return cudaSuccess;
 }
 API cudaMemPoolDestroy(cudaMemPool_t pool) {
   delete pool;
-  return cudaSuccess;
+  return of_context();
 }
-API cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return cudaSuccess; }
+API cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return of_context(); }
 API cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
+  END_IF_FAILED;
   if (attribute != cudaMemPoolAttrReservedMemCurrent) return failed(cudaErrorInvalidValue);
   const std::uint64_t reserved = memory_of(pool->device).peak;
   std::memcpy(value, &reserved, sizeof reserved);
   return cudaSuccess;
 }
 API cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  END_IF_FAILED;
   const cuda_emu::DeviceMemory& memory = memory_of(state().host().device);
   *total = memory.capacity;
   *free = memory.capacity - memory.used;
   return cudaSuccess;
 }
 API cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
+  END_IF_FAILED;
   *data = ::operator new(bytes, std::nothrow);
   if (!*data) return failed(cudaErrorMemoryAllocation);
   std::memset(*data, 0xff, bytes);
@@ -212,6 +240,7 @@ API cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
   return cudaSuccess;
 }
 API cudaFreeHost(void* data) {
+  END_IF_FAILED;
   if (state().pinned.erase(static_cast<const char*>(data)) == 0)
     state().report("cudaFreeHost of a pointer that was not allocated");
   else
@@ -220,6 +249,7 @@ API cudaFreeHost(void* data) {
 }
 
 API cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  END_IF_FAILED;
   cuda_emu::State& s = state();
   const bool to_device = s.on_device(to), from_device = s.on_device(from);
   const bool to_pinned = s.is_pinned(to), from_pinned = s.is_pinned(from);
@@ -254,6 +284,7 @@ API cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKin
   return cudaSuccess;
 }
 API cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t stream) {
+  END_IF_FAILED;
   cuda_emu::State& s = state();
   s.enqueue(stream, "set", [=, &s] {
     if (!s.check(data, bytes, "set")) return;
@@ -266,6 +297,7 @@ API cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t strea
 }
 API cudaMemset2DAsync(void* data, std::size_t pitch, int value, std::size_t width, std::size_t height,
                       cudaStream_t stream) {
+  END_IF_FAILED;
   if (width > pitch) return failed(cudaErrorInvalidValue);
   for (std::size_t row = 0; row < height; ++row)
     cudaMemsetAsync(static_cast<char*>(data) + row * pitch, value, width, stream);
@@ -275,6 +307,7 @@ API cudaMemset2DAsync(void* data, std::size_t pitch, int value, std::size_t widt
 // ---- streams and events ---------------------------------------------------------------------------------------------
 
 API cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  END_IF_FAILED;
   *least = 0;
   *greatest = -5;
   return cudaSuccess;
@@ -284,9 +317,12 @@ API cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags,
   return cudaStreamCreateWithFlags(stream, flags);
 }
 API cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  END_IF_FAILED;
   cuda_emu::State& s = state();
   if (flags != cudaStreamNonBlocking) s.report("a stream that waits for the legacy default stream");
-  *stream = s.all_streams.emplace_back(std::make_unique<CUstream_st>(CUstream_st{s.host().device, s.next_stream++, {}}))
+  *stream = s.all_streams
+                .emplace_back(
+                    std::make_unique<CUstream_st>(CUstream_st{s.host().device, s.next_stream++, s.host().context, {}}))
                 .get();
   (*stream)->priority = s.random();
   (*stream)->fiber = cuda_emu::new_fiber();  // here: a new fiber comes after whoever makes it
@@ -294,20 +330,24 @@ API cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return cudaSuccess;
 }
 API cudaStreamDestroy(cudaStream_t stream) {
+  END_IF_FAILED;
   state().destroy(*stream);
   return cudaSuccess;
 }
 API cudaStreamSynchronize(cudaStream_t stream) { return wait_for_stream(stream, __func__); }
 API cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  END_IF_FAILED;
   *event = state().events.emplace_back(std::make_unique<CUevent_st>()).get();
   return cudaSuccess;
 }
 API cudaEventDestroy(cudaEvent_t event) {
+  END_IF_FAILED;
   if (!exists(event, __func__)) return failed(cudaErrorInvalidResourceHandle);
   event->destroyed = true;
   return cudaSuccess;
 }
 API cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  END_IF_FAILED;
   if (!exists(event, __func__)) return failed(cudaErrorInvalidResourceHandle);
   event->latest = std::make_shared<cuda_emu::Record>();
   state().enqueue(stream, __func__, [record = event->latest] {
@@ -317,6 +357,7 @@ API cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return cudaSuccess;
 }
 API cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  END_IF_FAILED;
   if (!exists(event, __func__)) return failed(cudaErrorInvalidResourceHandle);
   if (const auto record = event->latest)
     state().enqueue(
@@ -324,14 +365,16 @@ API cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   return cudaSuccess;
 }
 API cudaEventSynchronize(cudaEvent_t event) {
+  END_IF_FAILED;
   if (!exists(event, __func__)) return failed(cudaErrorInvalidResourceHandle);
   const auto record = event->latest;
   if (!record) return cudaSuccess;
   const bool done = state().wait_until([record] { return record->done; }, __func__);
   cuda_emu::acquire(record.get());
-  return done ? cudaSuccess : failed(cudaErrorLaunchFailure);
+  return done ? of_context() : failed(cudaErrorLaunchFailure);
 }
 API cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  END_IF_FAILED;
   if (!exists(begin, __func__) || !exists(end, __func__)) return failed(cudaErrorInvalidResourceHandle);
   for (const cudaEvent_t event : {begin, end})
     if (!event->done()) return cudaErrorNotReady;
@@ -339,8 +382,10 @@ API cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end
   return cudaSuccess;
 }
 API cudaEventQuery(cudaEvent_t event) {
+  END_IF_FAILED;
   if (!exists(event, __func__)) return failed(cudaErrorInvalidResourceHandle);
   if (!event->done() && !state().poll(__func__)) return failed(cudaErrorLaunchFailure);
+  END_IF_FAILED;
   if (!event->done()) return cudaErrorNotReady;
   cuda_emu::acquire(event->latest.get());
   return cudaSuccess;

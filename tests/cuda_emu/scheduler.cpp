@@ -54,6 +54,7 @@ void State::enqueue(cudaStream_t stream, std::string name, std::function<void()>
     report(fmt::format("{} on {}", name, stream ? "a stream that does not exist" : "the legacy default stream"));
     return;
   }
+  if (stream->context->failed) return;
   Task task{++sequence, std::move(name), std::move(run), std::move(ready), std::make_shared<char>()};
   release(task.enqueued.get());
   vain_polls = 0;
@@ -61,6 +62,16 @@ void State::enqueue(cudaStream_t stream, std::string name, std::function<void()>
   stream->tasks.push_back(std::move(task));
   const std::uint64_t way = options.seed % kWays;
   if (way == kKeepsUp || (way != kPriorities && draw(4) == 0)) step();
+}
+
+// What is in its streams never runs, so there is nothing to wait for.
+void State::fail(Context& context) {
+  context.failed = true;
+  for (CUstream_st* stream : streams) {
+    if (stream->context.get() != &context) continue;
+    stream->tasks.clear();
+    stream->last = stream->done;
+  }
 }
 
 CUstream_st* State::pick() {
@@ -134,8 +145,9 @@ void State::hand_over(Host& to) {
   if (!me.finished) me.turn.wait(lock, [&] { return running_ == &me; });
 }
 
-bool State::wait_until(const std::function<bool()>& ready, const std::string& who) {
+bool State::wait_until(const std::function<bool()>& happened, const std::string& who) {
   Host& me = host();
+  const auto ready = [&] { return me.context->failed || happened(); };
   while (!ready()) {
     if (dead) return false;
     me.ready = ready;

@@ -30,15 +30,22 @@ struct Task {
   std::shared_ptr<char> enqueued;  // carries the order between enqueueing and running
 };
 
+<<<<<<< HEAD
 // Of an event. Waits are for the latest of when they are called, whatever the event is recorded for later.
 struct Record {
   bool done = false;
+=======
+// What a process has on its devices. Where it failed, everything in it has, for good.
+struct Context {
+  bool failed = false;
+>>>>>>> 8bdb3eb (A GPU that fails in a step ends it with CUDA's word: what cleans up after the error no longer throws over it)
 };
 
 }  // namespace cuda_emu
 
 struct CUstream_st {
   int device, number;
+  std::shared_ptr<cuda_emu::Context> context;
   std::deque<cuda_emu::Task> tasks;
   std::uint64_t last = 0, done = 0;  // sequence numbers
   std::uint64_t priority = 0;
@@ -103,6 +110,7 @@ struct Host {
   bool finished = false;
   std::condition_variable turn;
   cudaError_t last_error = cudaSuccess;
+  std::shared_ptr<Context> context = std::make_shared<Context>();
   int group_depth = 0;                          // of ncclGroupStart
   std::vector<std::function<void()>> in_group;  // posted by ncclGroupEnd
   bool launches_late = false;                   // in this group, which ncclGroupEnd leaves in progress
@@ -121,7 +129,7 @@ struct State {
   std::map<const void*, std::size_t> dynamic_shared_limits;  // of kernels for which one was set
   std::unique_ptr<FiberPool> fibers;
   std::unique_ptr<Meetings> meetings;
-  std::optional<std::pair<int, std::int64_t>> failing_collective;
+  std::optional<std::pair<int, std::int64_t>> failing_collective, failing_kernel;
   std::vector<std::unique_ptr<CUevent_st>> events;        // all that there ever were: a stale handle
   std::vector<std::unique_ptr<CUstream_st>> all_streams;  // is recognised, and leaks nothing
   int communicators = 0, communicators_made = 0;
@@ -137,7 +145,8 @@ struct State {
 
   // Streams and time.
   void enqueue(cudaStream_t stream, std::string name, std::function<void()> run, std::function<bool()> ready = {});
-  void destroy(CUstream_st& stream);                                            // when its tasks have run
+  void destroy(CUstream_st& stream);  // when its tasks have run
+  void fail(Context& context);
   bool step();                                                                  // runs one task; false: none can run
   bool wait_until(const std::function<bool()>& ready, const std::string& who);  // false: it never will (a finding)
   void let_others_go_on();
