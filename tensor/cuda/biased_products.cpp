@@ -52,7 +52,7 @@ BiasedProducts::Choice::~Choice() {
 
 // The library is column-major: a row-major matrix is its transpose there. y^T [n, m] = w x^T, and the row that each row
 // of y gets is the column that each column of y^T gets, as its epilogue has it.
-void BiasedProducts::choose(const Kind& kind, Choice& choice) const {
+void BiasedProducts::choose(const Kind& kind, const void* bias, Choice& choice) const {
   const cudaDataType type = kind.dtype == DType::BF16 ? CUDA_R_16BF : CUDA_R_32F;
   const auto layout = [&](cublasLtMatrixLayout_t& of, std::int64_t rows, std::int64_t cols) {
     check_status(
@@ -63,6 +63,7 @@ void BiasedProducts::choose(const Kind& kind, Choice& choice) const {
   set(choice.product, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
   set(choice.product, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
   set(choice.product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);
+  set(choice.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   layout(choice.w, kind.k, kind.n);
   layout(choice.x, kind.k, kind.m);
   layout(choice.y, kind.n, kind.m);
@@ -91,7 +92,7 @@ void BiasedProducts::multiply(std::int64_t m, std::int64_t n, std::int64_t k, DT
   if (at == choices_.end()) {
     at = choices_.try_emplace(kind).first;
     try {
-      choose(kind, at->second);
+      choose(kind, bias, at->second);
     } catch (...) {
       choices_.erase(at);
       throw;

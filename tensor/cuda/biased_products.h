@@ -44,7 +44,7 @@ class BiasedProducts {
     Choice(const Choice&) = delete;
     Choice& operator=(const Choice&) = delete;
   };
-  void choose(const Kind& kind, Choice& choice) const;
+  void choose(const Kind& kind, const void* bias, Choice& choice) const;
 
   cudaStream_t stream_;
   void* workspace_;

@@ -30,15 +30,14 @@ struct Task {
   std::shared_ptr<char> enqueued;  // carries the order between enqueueing and running
 };
 
-<<<<<<< HEAD
 // Of an event. Waits are for the latest of when they are called, whatever the event is recorded for later.
 struct Record {
   bool done = false;
-=======
+};
+
 // What a process has on its devices. Where it failed, everything in it has, for good.
 struct Context {
   bool failed = false;
->>>>>>> 8bdb3eb (A GPU that fails in a step ends it with CUDA's word: what cleans up after the error no longer throws over it)
 };
 
 }  // namespace cuda_emu

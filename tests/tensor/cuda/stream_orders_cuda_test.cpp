@@ -3,14 +3,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "tensor/cuda/device.h"
 #include "tensor/hash.h"
 #include "tensor/offload.h"
 #include "tensor/ops/add.h"
+#include "tensor/ops/gpu_ops.h"
 #include "tensor/recorder.h"
 #include "tests/cuda_emu/machine.h"
 #include "tests/cuda_emu/seeds.h"
+#include "tests/message_of.h"
 #include "tests/tensor/cuda/on_device.h"
 #include "tests/tensor/ops/op_case.h"
 
@@ -140,6 +143,21 @@ TEST(StreamOrders, of_intervals_that_are_recorded) {
     }
     EXPECT_TRUE(std::equal(x.begin(), x.end(), host.data<float>())) << "an interval ends with its work";
     record_into(nullptr, device);
+  });
+}
+
+TEST(StreamOrders, of_a_fault_that_is_read_on_another_stream) {
+  under_many_orders([](CudaDevice& device) {
+    const Buffer table = on_device(device, numbers(32)), rows(device.memory, 4096, Tag::Workspace);
+    const Buffer room(device.memory, 4096, Tag::Workspace),
+        token = on_device(device, {std::bit_cast<float>(std::int32_t{9})});
+    device.wait(Stream::ToHost, device.record(Stream::Compute));
+    keep_busy(device, Stream::Compute, room);
+    device.gpu()->fp32().embedding(rows.data<float>(), token.data<std::int32_t>(), table.data<float>(), nullptr, 1, 1,
+                                   4, 8);
+    std::vector<float> other(32);
+    EXPECT_EQ(message_of([&] { device.read(Stream::ToHost, other.data(), table.data(), table.bytes()); }),
+              "embedding: token 9 at sequence 0, position 0 is outside the vocabulary [0, 8)");
   });
 }
 
