@@ -47,6 +47,7 @@ class StagedTransport final : public OverTransport {
         rank_(rank),
         size_(size),
         chunk_(std::max(kAlignment, chunk_bytes / kAlignment * kAlignment)) {}
+  ~StagedTransport() override;
 
   std::unique_ptr<Transfer> all_gather(std::span<const GatherBuffer> buffers, const TransferCall& call) override;
   std::unique_ptr<Transfer> reduce_scatter(float* full, float* owned, std::int64_t shard,
@@ -80,6 +81,7 @@ class StagedTransport final : public OverTransport {
     std::deque<Job*> to_start{};    // that have pieces which are not in flight
     std::deque<Piece> in_flight{};  // in the order of their start
     std::size_t next_slot = 0;
+    Event copied{};  // the last of all, which the pieces' memory outlives
   };
   std::int64_t slot_bytes() const { return (size_ + 1) * chunk_; }
   std::unique_ptr<Transfer> start(Lane& lane, Kind kind, std::vector<GatherBuffer> buffers, float* owned,
@@ -88,7 +90,7 @@ class StagedTransport final : public OverTransport {
   TransferProgress drive(Lane& lane, Piece& piece);
   void start_piece(Lane& lane);
   bool adds_to_what_is_out(const Lane& lane) const;
-  void copy(const Lane& lane, Piece& piece, Piece::At direction);
+  void copy(Lane& lane, Piece& piece, Piece::At direction);
   std::unique_ptr<Transfer> exchange(const Piece& piece);
 
   int rank_, size_;
@@ -134,6 +136,16 @@ void StagedTransport::use_memory_of(Device& device, Peers&) {
     if (!lane.memory) lane.memory = std::make_unique<Pinned>(static_cast<std::int64_t>(kPieces) * slot_bytes());
 }
 
+// A failure leaves copies in the streams. They wait for no other rank, so neither does this.
+StagedTransport::~StagedTransport() {
+  for (const Lane& lane : lanes_) {
+    try {
+      for (std::int64_t round = 0; !lane.copied.done(); ++round) host().idle(round);
+    } catch (...) {  // of a device that has failed: they run no more
+    }
+  }
+}
+
 void StagedTransport::stop() noexcept {
   for (Lane& lane : lanes_) {
     lane.to_start.clear();
@@ -145,7 +157,7 @@ void StagedTransport::stop() noexcept {
 // ---- pieces ---------------------------------------------------------------------------------------------------------
 
 // Between the device and the piece's memory, in which every rank's part is as long as the piece.
-void StagedTransport::copy(const Lane& lane, Piece& piece, Piece::At direction) {
+void StagedTransport::copy(Lane& lane, Piece& piece, Piece::At direction) {
   const Job& job = *piece.job;
   const GatherBuffer& b = job.buffers[piece.buffer];
   const bool out = direction == Piece::At::Out;
@@ -160,7 +172,7 @@ void StagedTransport::copy(const Lane& lane, Piece& piece, Piece::At direction) 
     move(static_cast<std::byte*>(b.full) + (r * b.shard + piece.begin) * element, r);
   }
   if (job.kind == Kind::ReduceScatter) move(job.owned + piece.begin, size_);
-  piece.copied = device_->record(lane.stream);
+  piece.copied = lane.copied = device_->record(lane.stream);
 }
 
 std::unique_ptr<Transfer> StagedTransport::exchange(const Piece& piece) {
