@@ -259,8 +259,8 @@ std::vector<Move> moves_of(const KeepSet& set, std::int64_t hidden) {
 }
 
 std::vector<BlockKeepSets> keep_sets(const Model& model, const Shape& tokens, Order order, const Price& price,
-                                     Movable movable, DType compute) {
-  CpuDevice device(Allocator::Mode::Meta);
+                                     Movable movable, DType compute, DeviceKind kind) {
+  CpuDevice device(Allocator::Mode::Meta, 0, kind);
   const auto trains = [&](const Part& part) {
     return std::ranges::any_of(part.units, [&](int unit) {
       return std::ranges::any_of(model.units[static_cast<std::size_t>(unit)].params, &ParamInfo::trainable);

@@ -45,10 +45,11 @@ struct BlockKeepSets {
 using Price = std::function<double(const Recorder::Interval&)>;
 
 // Of each block, for tokens of shape [B, T]. Blocks that do the same share one search. order: of the plans.
-// compute: elements of parameters and activations.
+// compute: elements of parameters and activations. device: what computes, which decides on workspace.
 enum class Movable { NotAsked, Asked };
 std::vector<BlockKeepSets> keep_sets(const Model& model, const Shape& tokens, Order order, const Price& price,
-                                     Movable movable = Movable::NotAsked, DType compute = DType::F32);
+                                     Movable movable = Movable::NotAsked, DType compute = DType::F32,
+                                     DeviceKind device = DeviceKind::Cpu);
 
 // More marks than this are not combined freely: those that save most seconds a byte, alone, are.
 inline constexpr std::size_t kMarksCombined = 12;

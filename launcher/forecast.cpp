@@ -162,8 +162,7 @@ StepForecast::Seconds price(const Recorder& recorder, const CostModel& costs) {
 
 StepForecast forecast_step(const Config& config, const Model& model, int rank, int world,
                            const ForecastOptions& options) {
-  CpuDevice device(Allocator::Mode::Meta, options.memory_limit);
-  const std::vector<Buffer> room = room_of_device(config, device.memory);
+  CpuDevice device(Allocator::Mode::Meta, options.memory_limit, kind_of_device(config));
   const auto comm = make_dry_communicator(rank, world);
   StepForecast forecast;
   Peaks peaks(device.memory);

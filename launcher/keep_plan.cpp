@@ -187,7 +187,7 @@ class Search {
         model, {config.train.micro_batch, config.data.sequence}, order,
         [&](const Recorder::Interval& i) { return costs.seconds(i) + costs.overhead_seconds(1); },
         config.activation_checkpointing.offload.planned() ? Movable::Asked : Movable::NotAsked,
-        config.precision.element());
+        config.precision.element(), kind_of_device(config));
     std::vector<SavePlan> nothing;
     for (const BlockKeepSets& of_block : sets_) nothing.push_back(of_block.nothing.plan);
     if (config.sharding.resident_slots > 0)

@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/machine.h"
-#include "tensor/gpu_room.h"
 
 namespace regather {
 namespace {
@@ -94,8 +93,8 @@ MachineLimits limits_of(const RunDevice& run, DType compute, std::chrono::millis
   return run.gpu ? run.gpu->limits(compute) : measure_limits(each, steady_seconds);
 }
 
-std::vector<Buffer> room_of_device(const Config& config, Allocator& memory) {
-  return config.device == Config::Device::Cuda ? take_gpu_room(memory) : std::vector<Buffer>();
+DeviceKind kind_of_device(const Config& config) {
+  return config.device == Config::Device::Cuda ? DeviceKind::Cuda : DeviceKind::Cpu;
 }
 
 std::optional<GpuInfo> gpu_to_plan_for(const Config& config) {

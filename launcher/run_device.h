@@ -37,8 +37,7 @@ struct SeenGpus {
 // before it have. Whether ranks may share one, the communicator says.
 std::vector<int> choose_gpus(std::span<const SeenGpus> of_ranks);
 
-// What a step holds that its device takes by itself, for a run without storage.
-std::vector<Buffer> room_of_device(const Config& config, Allocator& memory);
+DeviceKind kind_of_device(const Config& config);
 
 // How fast it could be: measured on a CPU, for about so long each; what a GPU says of itself.
 MachineLimits limits_of(const RunDevice& run, DType compute, std::chrono::milliseconds each);

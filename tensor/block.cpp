@@ -35,7 +35,8 @@ Activations execute(const Op& op, Device& device, std::span<const Tensor> in, co
   const Allocator::Asking asking(device.memory, op.name());
   Activations out = allocate_outputs(op, device, in, params, param_ids);
   const Buffer workspace(
-      device.memory, op.workspace(Op::Direction::Forward, types_of(in), shapes_of(params, param_ids)), Tag::Workspace);
+      device.memory, op.workspace(device.kind(), Op::Direction::Forward, types_of(in), shapes_of(params, param_ids)),
+      Tag::Workspace);
   if (!device.meta()) op.forward({device, in, out, &params, param_ids, key, workspace.data<float>()});
   device.make_progress();
   return out;

@@ -37,7 +37,8 @@ class OpCheck {
     return shapes;
   }
   Buffer workspace(Op::Direction direction) const {
-    Buffer buffer(world_.device.memory, op_.workspace(direction, types(), param_shapes()), Tag::Workspace);
+    Buffer buffer(world_.device.memory, op_.workspace(world_.device.kind(), direction, types(), param_shapes()),
+                  Tag::Workspace);
     poison(buffer);
     return buffer;
   }

@@ -4,6 +4,7 @@
 
 #include "tensor/copy_thread.h"
 #include "tensor/error.h"
+#include "tensor/gpu_room.h"
 #include "tensor/ops/kernels.h"
 #include "tensor/recorder.h"
 
@@ -18,7 +19,11 @@ bool copies_by_itself(Stream stream) { return stream == Stream::ToHost || stream
 
 }  // namespace
 
-CpuDevice::CpuDevice(Allocator::Mode mode, std::int64_t limit) : Device(mode, limit) {}
+CpuDevice::CpuDevice(Allocator::Mode mode, std::int64_t limit, DeviceKind stands_for)
+    : Device(mode, limit), kind_(stands_for) {
+  check(stands_for == DeviceKind::Cpu || meta(), "a CPU with memory stands for no other device");
+  if (stands_for == DeviceKind::Cuda) room_ = take_gpu_room(memory);
+}
 
 CpuDevice::~CpuDevice() = default;
 

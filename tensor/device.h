@@ -102,9 +102,12 @@ class CopyThread;
 
 class CpuDevice final : public Device {
  public:
-  explicit CpuDevice(Allocator::Mode mode = Allocator::Mode::Real, std::int64_t limit = 0);
+  // stands_for: of a meta device, the kind whose memory it counts: what operations ask for there, and what such a
+  // device holds by itself (tensor/gpu_room.h).
+  explicit CpuDevice(Allocator::Mode mode = Allocator::Mode::Real, std::int64_t limit = 0,
+                     DeviceKind stands_for = DeviceKind::Cpu);
   ~CpuDevice() override;
-  DeviceKind kind() const override { return DeviceKind::Cpu; }
+  DeviceKind kind() const override { return kind_; }
   Event record(Stream stream) override;
   void wait(Stream stream, const Event& event) override;
   void copy(Stream stream, void* to, const void* from, std::int64_t bytes) override;
@@ -121,6 +124,8 @@ class CpuDevice final : public Device {
 
  private:
   CopyThread& start(Stream stream);
+  DeviceKind kind_;
+  std::vector<Buffer> room_;
   std::unique_ptr<CopyThread> to_host_, to_device_;  // started when they are first asked
 };
 

@@ -71,8 +71,10 @@ class Op {
   virtual void backward(const BackwardCall& call) const = 0;
 
   enum class Direction { Forward, Backward };
-  // Bytes of scratch.
-  virtual std::int64_t workspace(Direction, std::span<const ValueType>, std::span<const Shape>) const { return 0; }
+  // Bytes of scratch, for what computes it on a device of that kind.
+  virtual std::int64_t workspace(DeviceKind, Direction, std::span<const ValueType>, std::span<const Shape>) const {
+    return 0;
+  }
   // Floating point operations of one forward.
   virtual double flops(std::span<const ValueType>, std::span<const Shape>) const { return 0; }
   // Of one backward that gives those gradients; of a fused loss together with its forward. 0: what it moves limits it.

@@ -217,7 +217,8 @@ void Tape::backward_node(Node& n, std::vector<Tensor>& gradient, const ParamView
           if (has(n.needs.inputs, i))
             din[i] = passes ? dout[0].view(n.shapes[i])
                             : Tensor(device_.memory, types[i].shape, Tag::Workspace, types[i].dtype);
-        const Buffer workspace(device_.memory, n.op->workspace(Op::Direction::Backward, types, param_shapes),
+        const Buffer workspace(device_.memory,
+                               n.op->workspace(device_.kind(), Op::Direction::Backward, types, param_shapes),
                                Tag::Workspace);
         if (device_.trace) device_.trace->operation(Trace::Kind::Backward, n.op->name(), 0);
         if (!device_.meta())

@@ -24,7 +24,7 @@ void with_low(Device& device, F f) {
 // On a GPU, or by the library of a CPU. scaled: the product times by, into a matrix of its own.
 struct Products {
   Device& device;
-  float* scratch;
+  float* scratch;  // of a CPU's
   template <class A, class B, class C>
   void nt(std::int64_t m, std::int64_t n, std::int64_t k, const A* a, const B* b, C* c, Into into,
           RowStrides strides) const {
@@ -113,10 +113,11 @@ class AdaptedLinear final : public Op {
     return flops;
   }
 
-  // u; in backward v, too; and scratch of the products. Before them the linear layer has it all.
-  std::int64_t workspace(Direction direction, std::span<const ValueType> in,
+  // u; in backward v, too; and scratch of a CPU's products. Before them the linear layer has it all.
+  std::int64_t workspace(DeviceKind device, Direction direction, std::span<const ValueType> in,
                          std::span<const Shape> params) const override {
-    const DType type = in[0].dtype;
+    const bool cuda = device == DeviceKind::Cuda;
+    const DType type = in[0].dtype, low_type = cuda ? type : DType::F32;  // see with_low
     const std::int64_t rows = in[0].shape.rows();
     std::int64_t rank = 0, scratch = 0;
     for (std::size_t k = first_; k < params.size(); k += 2) {
@@ -128,8 +129,8 @@ class AdaptedLinear final : public Op {
                             gemm_scratch(type, down, columns, rows), gemm_scratch(type, rows, columns, down)});
     }
     const std::int64_t low =
-        (direction == Direction::Forward ? 1 : 2) * rows * rank * static_cast<std::int64_t>(sizeof(float));
-    return std::max(low + scratch, base_->workspace(direction, in, params.first(first_)));
+        (direction == Direction::Forward ? 1 : 2) * rows * rank * static_cast<std::int64_t>(size_of(low_type));
+    return std::max(low + (cuda ? 0 : scratch), base_->workspace(device, direction, in, params.first(first_)));
   }
 
   void forward(const Call& call) const override {
@@ -163,7 +164,7 @@ class AdaptedLinear final : public Op {
       const Adapter& a = adapters_[k];
       const std::int64_t rank = call.param_shape(down(k)).dim(0);
       Low* u = reinterpret_cast<Low*>(call.workspace);
-      const Products products{call.device, call.workspace + s.rows * rank};
+      const Products products{call.device, reinterpret_cast<float*>(u + s.rows * rank)};
       scaled_low<T>(products, call, k, rank, u);
       products.nt(s.rows, a.rows, rank, u, call.param<T>(down(k) + 1), call.out[0].fresh<T>() + a.first, Into::Add,
                   {.c = s.out});
@@ -176,7 +177,7 @@ class AdaptedLinear final : public Op {
       const std::int64_t rank = call.param_shape(down(k)).dim(0), low = s.rows * rank;
       const T* dy = call.dout[0].data<T>() + a.first;
       Low *u = reinterpret_cast<Low*>(call.workspace), *v = u + low;
-      const Products products{call.device, call.workspace + 2 * low};
+      const Products products{call.device, reinterpret_cast<float*>(v + low)};
       if (float* dup = call.dparam(down(k) + 1)) {
         scaled_low<T>(products, call, k, rank, u);
         products.tn(a.rows, rank, s.rows, dy, u, dup, Into::Add, {.a = s.out});

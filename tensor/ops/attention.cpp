@@ -37,7 +37,9 @@ class Attention final : public Op {
     return {{qkv.with_last(heads_ * head_size(qkv)), in[0].dtype}, {{qkv.dim(0), heads_, qkv.dim(1)}}};
   }
   Saved saved(const Needs&) const override { return {.inputs = 1, .outputs = 3}; }
-  std::int64_t workspace(Direction direction, std::span<const ValueType> in, std::span<const Shape>) const override {
+  std::int64_t workspace(DeviceKind device, Direction direction, std::span<const ValueType> in,
+                         std::span<const Shape>) const override {
+    if (device == DeviceKind::Cuda) return 0;
     const Shape& qkv = in[0].shape;
     return num_workers(qkv.dim(0) * kv_heads_) * scratch(qkv, direction) * 4;
   }

@@ -26,7 +26,9 @@ class LayerNorm final : public Op {
     return {.inputs = (needs.inputs & 1U) | (needs.params & 1U)};
   }
   bool cheap() const override { return true; }
-  std::int64_t workspace(Direction direction, std::span<const ValueType> in, std::span<const Shape>) const override {
+  std::int64_t workspace(DeviceKind device, Direction direction, std::span<const ValueType> in,
+                         std::span<const Shape>) const override {
+    if (device == DeviceKind::Cuda) return 0;
     return direction == Direction::Forward ? 0 : RowChunks(in[0].shape.rows()).bytes(2 * in[0].shape.cols());
   }
   double flops(std::span<const ValueType> in, std::span<const Shape>) const override {

@@ -32,8 +32,9 @@ class Linear final : public Op {
     return {{x.with_last(w.dim(0)), in[0].dtype}};
   }
   Saved saved(const Needs& needs) const override { return {.inputs = needs.params & 1U}; }
-  std::int64_t workspace(Direction direction, std::span<const ValueType> in,
+  std::int64_t workspace(DeviceKind device, Direction direction, std::span<const ValueType> in,
                          std::span<const Shape> params) const override {
+    if (device == DeviceKind::Cuda) return 0;
     const std::int64_t rows = in[0].shape.rows(), out = params[0].dim(0), columns = params[0].dim(1);
     if (direction == Direction::Forward) return gemm_scratch(in[0].dtype, rows, out, columns);
     return std::max(gemm_scratch(in[0].dtype, rows, columns, out), gemm_scratch(in[0].dtype, out, columns, rows));

@@ -18,6 +18,23 @@ namespace regather {
 namespace {
 
 constexpr std::int64_t kChunkBytes = std::int64_t{64} << 20;
+// Of a GPU: 1/80 of the 80 GiB of those that such vocabularies are trained on.
+constexpr std::int64_t kGpuChunkBytes = std::int64_t{1} << 30;
+constexpr std::int64_t kGpuRowsTile = 128;  // of the products; fewer than 4 of them leave multiprocessors idle in dx
+constexpr std::int64_t kFewestGpuRows = 4 * kGpuRowsTile, kMostGpuRows = 16 * kGpuRowsTile;
+
+// So many that dw += dlogits^T x, the product that moves most, is limited by arithmetic. With R rows and elements of e
+// bytes it does 2 R V C flops, and moves 8 V C bytes of dw (fp32, read and written) and e R V of dlogits:
+// R C / (4 C + e R / 2) flops a byte, of which an H100 can do 295 (bf16) or 20 (fp32), an A100 153 or 10.
+std::int64_t gpu_rows(DType dtype, std::int64_t cols, std::int64_t vocab) {
+  const std::int64_t flops_a_byte = dtype == DType::BF16 ? 295 : 20;
+  const std::int64_t left = cols - flops_a_byte * static_cast<std::int64_t>(size_of(dtype)) / 2;
+  const std::int64_t enough = left > 0 ? (4 * flops_a_byte * cols + left - 1) / left : kMostGpuRows;
+  const std::int64_t rows = std::clamp(enough, kFewestGpuRows, kMostGpuRows);
+  const std::int64_t tiles =
+      std::min((rows + kGpuRowsTile - 1) / kGpuRowsTile, kGpuChunkBytes / (4 * vocab * kGpuRowsTile));
+  return std::max<std::int64_t>(1, tiles) * kGpuRowsTile;
+}
 
 class LinearCrossEntropy final : public Op {
  public:
@@ -36,9 +53,11 @@ class LinearCrossEntropy final : public Op {
   }
   bool fused_with_backward() const override { return true; }
   Saved saved(const Needs&) const override { return {.inputs = 3, .outputs = 1}; }
-  std::int64_t workspace(Direction, std::span<const ValueType> in, std::span<const Shape> params) const override {
+  std::int64_t workspace(DeviceKind device, Direction, std::span<const ValueType> in,
+                         std::span<const Shape> params) const override {
     const std::int64_t vocab = params[0].dim(0), cols = params[0].dim(1);
-    const std::int64_t rows = cross_entropy_chunk(in[0].shape.rows(), vocab);
+    const std::int64_t rows = cross_entropy_chunk(device, in[0], vocab);
+    if (device == DeviceKind::Cuda) return rows * vocab * 4;
     return rows * vocab * 4 +
            std::max({gemm_scratch(in[0].dtype, rows, vocab, cols), gemm_scratch(in[0].dtype, rows, cols, vocab),
                      gemm_scratch(in[0].dtype, vocab, cols, rows)});
@@ -113,7 +132,7 @@ class LinearCrossEntropy final : public Op {
     if (call.device.gpu() == nullptr) check_targets(targets, vocab);  // a GPU checks them itself
     const T* weight = call.param<T>(0);
     float* losses = call.out[0].fresh();
-    const std::int64_t size = cross_entropy_chunk(rows, vocab);
+    const std::int64_t size = cross_entropy_chunk(call.device.kind(), {x.shape(), x.dtype()}, vocab);
     for (std::int64_t first = 0; first < rows; first += size) {
       const Chunk<T> c = {.first = first,
                           .rows = std::min(size, rows - first),
@@ -148,8 +167,14 @@ class LinearCrossEntropy final : public Op {
 
 }  // namespace
 
-std::int64_t cross_entropy_chunk(std::int64_t rows, std::int64_t vocab) {
+std::int64_t cross_entropy_chunk(DeviceKind device, const ValueType& x, std::int64_t vocab) {
+  const std::int64_t rows = x.shape.rows();
   if (rows <= 1) return rows;
+  if (device == DeviceKind::Cuda) {
+    const std::int64_t fit = gpu_rows(x.dtype, x.shape.cols(), vocab), chunks = (rows + fit - 1) / fit;
+    const std::int64_t tiles = (rows + chunks * kGpuRowsTile - 1) / (chunks * kGpuRowsTile);
+    return std::min(rows, tiles * kGpuRowsTile);
+  }
   const std::int64_t fit = std::max<std::int64_t>(1, kChunkBytes / (4 * vocab));
   const std::int64_t chunks = std::max<std::int64_t>(2, (rows + fit - 1) / fit);
   return (rows + chunks - 1) / chunks;  // chunks of one size, but for the last

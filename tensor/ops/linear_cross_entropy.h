@@ -9,8 +9,10 @@ namespace regather {
 // handed to backward is the weight of each token's loss.
 Tensor linear_cross_entropy(Run& run, Tensor x, Tensor targets, int weight);
 
-// Rows of a chunk. Each chunk reads and writes the whole of dW once, so chunks are as large as 64 MiB of logits allow
-// (at C = 768, V = 50257 that traffic is then 2% of the time); and smaller than N, so that memory does not follow N.
-std::int64_t cross_entropy_chunk(std::int64_t rows, std::int64_t vocab);
+// Rows of a chunk. Each chunk reads and writes the whole of dW once. On a CPU chunks are as large as 64 MiB of logits
+// allow (at C = 768, V = 50257 that traffic is then 2% of the time), and smaller than N. On a GPU they have the rows
+// that a product needs to be limited by arithmetic and not by that traffic: in bf16 1920 at C = 768, 1408 at C = 2048,
+// 1280 at C = 8192; at most 1 GiB of logits. So memory does not follow N.
+std::int64_t cross_entropy_chunk(DeviceKind device, const ValueType& x, std::int64_t vocab);
 
 }  // namespace regather

@@ -22,7 +22,9 @@ class RmsNorm final : public Op {
   }
   Saved saved(const Needs&) const override { return {.inputs = 1}; }
   bool cheap() const override { return true; }
-  std::int64_t workspace(Direction direction, std::span<const ValueType> in, std::span<const Shape>) const override {
+  std::int64_t workspace(DeviceKind device, Direction direction, std::span<const ValueType> in,
+                         std::span<const Shape>) const override {
+    if (device == DeviceKind::Cuda) return 0;
     return direction == Direction::Forward ? 0 : RowChunks(in[0].shape.rows()).bytes(in[0].shape.cols());
   }
   double flops(std::span<const ValueType> in, std::span<const Shape>) const override {

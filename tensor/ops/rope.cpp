@@ -36,7 +36,9 @@ class Rope final : public Op {
     return {in[0]};
   }
   Saved saved(const Needs&) const override { return {}; }
-  std::int64_t workspace(Direction, std::span<const ValueType> in, std::span<const Shape>) const override {
+  std::int64_t workspace(DeviceKind device, Direction, std::span<const ValueType> in,
+                         std::span<const Shape>) const override {
+    if (device == DeviceKind::Cuda) return 0;
     const Shape& qkv = in[0].shape;
     return (2 * kSpan * 8 + spans(qkv) * (2 * 8 + 2 * 4)) * half(qkv);
   }

@@ -23,7 +23,9 @@ Launches launches_of(const RunSetup& s) {
                   {"run attention", {"attention"}},
                   {"backward attention", {"attention_delta", "attention_dq", "attention_dkv"}},
                   {"run linear_cross_entropy", {}}};  // all in backward, chunk by chunk
-  const std::int64_t rows = s.micro_batch * s.sequence, chunk = cross_entropy_chunk(rows, s.model.vocab);
+  const std::int64_t rows = s.micro_batch * s.sequence;
+  const ValueType x = {{s.micro_batch, s.sequence, s.model.hidden}, s.compute};
+  const std::int64_t chunk = cross_entropy_chunk(DeviceKind::Cuda, x, s.model.vocab);
   for (std::int64_t first = 0; first < rows; first += chunk)
     for (const char* name : {kProduct, "token_losses", kProduct, kProduct})
       all["backward linear_cross_entropy"].emplace_back(name);

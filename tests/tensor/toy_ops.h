@@ -120,7 +120,7 @@ struct Attention final : Op {
     return {{in[0].shape.with_last(in[0].shape.cols() / 3)}, {in[0].shape.with_last(1)}};
   }
   Saved saved(const Needs&) const override { return {.inputs = kAll, .outputs = kAll}; }
-  std::int64_t workspace(Direction, std::span<const ValueType> in, std::span<const Shape>) const override {
+  std::int64_t workspace(DeviceKind, Direction, std::span<const ValueType> in, std::span<const Shape>) const override {
     return in[0].shape.rows() * static_cast<std::int64_t>(sizeof(float));
   }
   double flops(std::span<const ValueType> in, std::span<const Shape>) const override {

@@ -44,13 +44,32 @@ TEST(LinearCrossEntropy, evaluation_gives_the_losses_of_training) {
 TEST(LinearCrossEntropy, never_holds_all_logits) {
   for (std::int64_t rows : {2, 3, 64, 1000, 8192})
     for (std::int64_t vocab : {2, 257, 50257, 1000000}) {
-      const std::int64_t chunk = cross_entropy_chunk(rows, vocab);
+      const std::int64_t chunk = cross_entropy_chunk(DeviceKind::Cpu, {{1, rows, 8}}, vocab);
       EXPECT_LT(chunk, rows);
       EXPECT_GE(chunk, 1);
       EXPECT_TRUE(chunk * vocab * 4 <= 64 << 20 || chunk == 1);
     }
   const OpCase c = loss_case("", 1, 64, 8, 4000);
   EXPECT_LT(run(c).peak_workspace, 64 * 4000 * 4 * 6 / 10);
+}
+
+TEST(LinearCrossEntropy, takes_the_rows_that_a_gpus_arithmetic_wants) {
+  constexpr std::int64_t kGiB = std::int64_t{1} << 30;
+  for (const DType dtype : {DType::F32, DType::BF16})
+    for (const std::int64_t cols : {768, 2048, 8192})
+      for (const std::int64_t vocab : {256, 50304, 128256, 1000000})
+        for (const std::int64_t rows : {1, 100, 8192, 100000}) {
+          const std::int64_t chunk = cross_entropy_chunk(DeviceKind::Cuda, {{1, rows, cols}, dtype}, vocab);
+          SCOPED_TRACE(fmt::format("{} rows, {} columns, {} tokens: {}", rows, cols, vocab, chunk));
+          EXPECT_TRUE(chunk == rows || chunk % 128 == 0);
+          EXPECT_LE(chunk * vocab * 4, kGiB);
+          const auto r = static_cast<double>(chunk), c = static_cast<double>(cols),
+                     e = static_cast<double>(size_of(dtype));
+          const double flops_a_byte = r * c / (4 * c + e * r / 2);  // of dw += dlogits^T x, with a large vocabulary
+          if (chunk < rows && (chunk + 128) * vocab * 4 <= kGiB) {
+            EXPECT_TRUE(flops_a_byte > (dtype == DType::BF16 ? 250 : 18) || chunk == 2048) << flops_a_byte;
+          }
+        }
 }
 
 TEST(LinearCrossEntropy, does_not_overflow_on_large_logits) {
